@@ -247,6 +247,20 @@ def test_a_mean_over_fewer_sites_is_marked():
     assert any(note.startswith("*") for note in table.notes)
 
 
+def test_a_site_of_another_metric_that_is_away_marks_no_other_figure():
+    metrics = {"north": ACCURACY, "south": MACRO_F1}
+    partial = outcome("ours", 0, metrics=metrics, figures=({"north": 0.9},))
+    table = compared([outcome("fedavg", 0, (0.4, 0.6), metrics=metrics), partial], baseline="fedavg")
+    assert cells(table, "mean accuracy (%)") == cells(table, "north") == ["40.0", "90.0"]
+    assert {(1, table.columns.index(name)) for name in ("north", "mean accuracy (%)")} <= table.best
+    assert not cells(table, "minus fedavg, accuracy")[1].endswith("*")
+    assert not {column for _, column in table.best} & {table.columns.index("south")}
+    partial = outcome("ours", 0, metrics=metrics, figures=({"south": 0.9},))
+    table = compared([outcome("fedavg", 0, (0.4, 0.6), metrics=metrics), partial], baseline="fedavg")
+    assert cells(table, "mean accuracy (%)") == ["40.0", DASH]
+    assert "\n\\* of some sites" in markdown(table)
+
+
 def test_differences_are_of_the_sites_and_rounds_that_both_runs_have():
     """South, the harder site, is away in some of the other method's rounds, which is one point worse everywhere."""
     runs, away = [], {0: [], 1: [1], 2: [0, 1]}
@@ -260,7 +274,7 @@ def test_differences_are_of_the_sites_and_rounds_that_both_runs_have():
     assert cells(table, "minus fedavg") == [DASH, "-1.0 ± 0.0*"]
     assert cells(table, "south") == ["25.0", "26.5*"]
     assert cells(table, "mean accuracy (%) ± sd")[1].endswith("*")
-    assert not table.best  # they have figures of other sites
+    assert table.best == {(0, 1)}  # of north, which is never away; they have figures of other sites
 
 
 def test_a_site_that_is_away_counts_as_much_as_the_others():

@@ -107,6 +107,12 @@ def test_a_label_that_is_unknown_for_an_image_counts_nowhere():
     assert table["y"] == ("0", "1", "0", "–", "0.0", "0.0", "0.25")
 
 
+def test_a_label_that_training_has_had_since_has_no_threshold():
+    example = labelled(("new",), ()).example
+    table = by_name(recognized("label", [example], [labelled(("x",), ("x",))], {"x": 0.5}))
+    assert table["new"] == ("1", "0", "0", "–", "–", "–", "–")
+
+
 def test_every_example_is_in_the_confusion_and_rare_answers_are_one_row():
     names = [f"n{number:02}" for number in range(15)]
     predictions = [answered(own, names[0]) for own in names for _ in range(2)]

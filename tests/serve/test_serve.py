@@ -315,6 +315,16 @@ def compare_page(workspace, server, monkeypatch):
     return read
 
 
+def test_the_order_in_which_sites_were_drawn_makes_no_other_task(compare_page, workspace):
+    drawn = [record(("a", "b"), 2)["rounds"], record(("b", "a"), 2)["rounds"]]
+    for number in (0, 1):  # each site has the samples that it has in the other run
+        for one in drawn[number]:
+            one["sites"] = {site: {**figures, "samples": 200} for site, figures in one["sites"].items()}
+    completed(workspace / SIMULATED, rounds=drawn[0])
+    completed(workspace.with_name("ws_runs") / "1" / SIMULATED, seed=1, rounds=drawn[1])
+    assert compare_page().count('<th scope="row">') == 1  # one method with two seeds
+
+
 def test_completed_runs_of_a_job_can_be_compared(compare_page, workspace):
     earlier = workspace.with_name("ws_runs")
     completed(workspace / SIMULATED)

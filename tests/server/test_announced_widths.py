@@ -58,6 +58,26 @@ LIES = {
 }
 
 
+BLOCKS = {  # of a Compacter, whose first axes count the blocks
+    "shared.rule": [1, 1, 1],
+    "layer.0.output.down.left": [],
+    "layer.0.output.down.right": [1, 1, 1],
+    "layer.0.output.down.bias": [1],
+    "layer.0.output.up.left": [1, 1, 1],
+    "layer.0.output.up.right": [1, 1, 1],
+}
+
+
+@pytest.mark.parametrize("method", [WIDE, RANKED])
+@pytest.mark.parametrize("lack", [None, *BLOCKS])
+def test_blocks_that_cannot_be_counted_cost_their_site_its_part_alone(method, lack):
+    """Whatever the method, and whichever tensor is missing."""
+    honest = HONEST if method is WIDE else {"a": factors(4), "b": factors(4), "c": factors(2)}
+    lie = {key: shape for key, shape in BLOCKS.items() if key != lack}
+    assert set(agreed(method, {**honest, "d": lie})) == {"d"}
+    assert set(agreed(MethodSettings(), {"a": lie, "b": bottleneck(6)})) >= {"a"}
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_a_width_that_its_settings_do_not_give_costs_its_site_its_part_alone(lie):
     site, schema, reason = LIES[lie]

@@ -12,11 +12,12 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.job.settings import ServerJob
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.secure_sum import encode, encode_unmasked, masked, new_secret, public_key
-from fedpeft.protocol.types import METRICS, Introduction, SumOrder, TrainReply, Upload
+from fedpeft.protocol.types import METRICS, Introduction, PartialSum, SumOrder, TrainReply, Upload
 from fedpeft.server import relay_sums
 from fedpeft.server.aggregation import Aggregator, aggregate
 from fedpeft.server.relay_sums import GroupSum, RelaySums
 from fedpeft.server.rounds import Rounds
+from fedpeft.server.update_check import update_length
 
 KEY = "layer.0.output.down.weight"
 START = {KEY: torch.zeros(3, 4)}
@@ -236,6 +237,24 @@ def test_what_comes_after_the_measurement_is_not_used():
     one.measured()
     with pytest.raises(FedpeftError):
         one.take("b", Upload(round=1, state=START))
+
+
+@pytest.mark.parametrize("closes", [lambda one: one.measured(), lambda one: one.total(["a"])])
+def test_an_upload_that_is_still_checked_changes_no_sum(monkeypatch, closes):
+    one, told = GroupSum(order()), []
+    one.take("a", Upload(round=1, state=START))
+
+    def slow(*arguments):
+        told.append(closes(one))
+        return update_length(*arguments)
+
+    monkeypatch.setattr(relay_sums, "update_length", slow)
+    with pytest.raises(FedpeftError, match="came too late"):
+        one.take("b", Upload(round=1, state={KEY: torch.ones(3, 4)}))
+    alone = GroupSum(order())
+    alone.take("a", Upload(round=1, state=START))
+    sums = [told[0] if isinstance(told[0], PartialSum) else one.total(["a"]), alone.total(["a"])]
+    assert torch.equal(sums[0].state[KEY], sums[1].state[KEY])
 
 
 @pytest.mark.parametrize("sites", [[], ["a", "a"], ["a", "b"]])

@@ -325,7 +325,7 @@ def _check_width(state: State, place: str, names: Mapping[str, str], neurons: Ne
         if name not in names:
             continue
         key, shape = names[name], tuple(state[names[name]].shape)
-        blocks = state[names[neurons.counts_blocks]].shape[0] if name in neurons.blocked else 1
+        blocks = _leading(state, names[neurons.counts_blocks], owner) if name in neurons.blocked else 1
         if axis >= len(shape) or shape[axis] == 0 or shape[axis] % blocks:
             raise FedpeftError(
                 f"{owner} has {key} with shape {shape}: its axis {axis} must hold the adapter's neurons."
@@ -336,6 +336,14 @@ def _check_width(state: State, place: str, names: Mapping[str, str], neurons: Ne
             raise FedpeftError(
                 f"{owner} has {width} neurons in {first} but {shape[axis] // blocks} in {key}: one adapter, one width."
             )
+
+
+def _leading(state: State, key: str, owner: str) -> int:
+    """Return the length of a tensor's first axis."""
+    shape = tuple(state[key].shape)
+    if not shape:
+        raise FedpeftError(f"{owner} has {key} with shape {shape}: its first axis must hold the blocks.")
+    return shape[0]
 
 
 def _free_shape(tensor: Tensor, name: str, neurons: Neurons | None) -> tuple[int | None, ...]:

@@ -81,10 +81,13 @@ class Outcome:
         values = self._last_figures(site, last)
         return 100 * statistics.fmean(values.values()) if values else math.nan
 
-    def missing(self, *, last: int = 1) -> frozenset[tuple[int, str]]:
-        """Return the sites that have no figure in one of the last rounds, with that round, 0 for the last one."""
+    def missing(self, *, last: int = 1, metric: str | None = None) -> frozenset[tuple[int, str]]:
+        """Return the sites that have no figure in one of the last rounds, with that round, 0 for the last one.
+
+        With a metric, only sites that are measured by it.
+        """
         rounds = range(min(last, len(self.figures)))
-        known = {site: self._last_figures(site, last) for site in self.metrics}
+        known = {site: self._last_figures(site, last) for site, own in self.metrics.items() if metric in (None, own)}
         return frozenset((back, site) for site in known for back in rounds if back not in known[site])
 
     def _last_figures(self, site: str, last: int) -> dict[int, float]:

@@ -60,10 +60,11 @@ class Sweep:
         """Its title."""
         return f"{self.outcomes[0].task}: {title_of(metrics_of(self.outcomes))} against {self.axis.setting}"
 
-    def missing_sites(self, method: str) -> list[set[tuple[int, int, str]]]:
-        """Return for each value the sites without a figure, with the seed and the round, 0 for the last one."""
+    def missing_sites(self, method: str, metric: str) -> list[set[tuple[int, int, str]]]:
+        """Return for each value the sites of a metric without a figure, with the seed and the round, 0 for the last."""
         return [
-            {(run.seed, *entry) for run in runs for entry in run.missing(last=self.last)} for runs in self.runs[method]
+            {(run.seed, *entry) for run in runs for entry in run.missing(last=self.last, metric=metric)}
+            for runs in self.runs[method]
         ]
 
     def figures(self, method: str, metric: str) -> list[list[float]]:
@@ -90,12 +91,12 @@ def table(sweep: Sweep) -> Table:
     of_keys = [sweep.figures(method, metric) for method, metric in keys]
     with_metric = len(metrics) > 1
     most = max((len(figures) for of_values in of_keys for figures in of_values), default=0)
-    away = {method: sweep.missing_sites(method) for method in sweep.runs}
+    away = {key: sweep.missing_sites(*key) for key in keys}
     rows = tuple(
         (
             method,
             *[TITLES[metric]] * with_metric,
-            *(_cell(one, most, whole=not lacking) for one, lacking in zip(figures, away[method], strict=True)),
+            *(_cell(one, most, whole=not lacking) for one, lacking in zip(figures, away[method, metric], strict=True)),
         )
         for (method, metric), figures in zip(keys, of_keys, strict=True)
     )
@@ -133,7 +134,7 @@ def _cell(figures: Sequence[float], most: int, *, whole: bool) -> str:
 def _best(
     keys: Sequence[tuple[str, str]],
     of_keys: Sequence[Sequence[Sequence[float]]],
-    away: Mapping[str, Sequence[set[tuple[int, int, str]]]],
+    away: Mapping[tuple[str, str], Sequence[set[tuple[int, int, str]]]],
     *,
     first: int,
 ) -> list[tuple[int, int]]:
@@ -146,7 +147,7 @@ def _best(
         rows = [number for number, (_, one) in enumerate(keys) if one == metric]
         for column in range(len(of_keys[0])):
             means = [round(statistics.fmean(f), 1) if (f := of_keys[row][column]) else -math.inf for row in rows]
-            alike = len({frozenset(away[keys[row][0]][column]) for row in rows}) == 1
+            alike = len({frozenset(away[keys[row]][column]) for row in rows}) == 1
             if alike and len(rows) > 1 and means.count(max(means)) == 1:
                 found.append((rows[means.index(max(means))], first + column))
     return found

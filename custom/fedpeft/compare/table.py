@@ -84,7 +84,8 @@ def markdown(table: Table) -> str:
     rule = [":---", *["---:"] * (len(table.columns) - 1)]
     rows = [list(map(_plain, table.columns)), rule, *_escaped_rows(table, _plain, "**{}**")]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([f"## {_plain(table.title)}", "", *lines, "", *(f"{note}  " for note in table.notes)]) + "\n"
+    notes = [f"{_plain(note)}  " for note in table.notes]
+    return "\n".join([f"## {_plain(table.title)}", "", *lines, "", *notes]) + "\n"
 
 
 def csv_of(table: Table) -> str:
@@ -215,13 +216,20 @@ def _add_figures(
 ) -> None:
     """Add the figures of few sites, the means of each metric with their differences, and the pooled figures."""
     metrics, sites = metrics_of(outcomes), list(dict.fromkeys(site for run in outcomes for site in run.metrics))
-    whole = [all(run.complete(last=last) for run in runs) for runs in by_method.values()]
-    away = [{(run.seed, *entry) for run in runs for entry in run.missing(last=last)} for runs in by_method.values()]
-    columns.ranked = all(one == away[0] for one in away)
+
+    def away(metric: str | None = None) -> list[set[tuple[int, int, str]]]:
+        """Return for each method the sites without a figure, with the seed and the round."""
+        return [
+            {(run.seed, *entry) for run in runs for entry in run.missing(last=last, metric=metric)}
+            for runs in by_method.values()
+        ]
+
     for site in sites if len(sites) <= MAX_SITES else []:
         means = [_mean([run.site_figure(site, last=last) for run in runs]) for runs in by_method.values()]
-        columns.site_figures(site, means, [all(name != site for *_, name in entries) for entries in away])
+        own = [{entry for entry in entries if entry[-1] == site} for entries in away()]
+        columns.site_figures(site, means, columns.compared(own))
     for metric in metrics:
+        whole = columns.compared(away(metric))
         of_seeds = [_finite(run.figure(metric, last=last) for run in runs) for runs in by_method.values()]
         columns.means(TITLES[metric], of_seeds, whole)
         if len(by_method) > 1:
@@ -237,6 +245,7 @@ def _add_figures(
                 f"minus {baseline}{of_metric}", pairs, whole, baseline_whole=whole[[*by_method].index(baseline)]
             )
     if any(run.pooled for run in outcomes):
+        whole = columns.compared(away(BALANCED_ACCURACY))
         of_runs = [[run.pooled_figure(last=last) for run in runs if run.pooled] for runs in by_method.values()]
         columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
 
@@ -250,6 +259,11 @@ class _Columns:
         self.best: set[tuple[int, int]] = set()
         self.two_seeds = False
         self.ranked = True  # whether all methods have figures of the same sites and rounds, so that one can be best
+
+    def compared(self, away: Sequence[set[tuple[int, int, str]]]) -> list[bool]:
+        """Take who has no figure in the next columns, by method; return for each method whether all have one."""
+        self.ranked = all(one == away[0] for one in away)
+        return [not one for one in away]
 
     def numbers(self, head: str, numbers: Sequence[float | None], form: str, *, mark: str = "") -> None:
         """Add a column of numbers."""
@@ -370,7 +384,8 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
     if refused := sum(run.refused for run in outcomes):
         notes.append(f"{refused:,} replies are in no figure: the check of updates (method.robust) refused them.")
     if any(run.pooled for run in outcomes):
-        notes.append(f"{POOLED}: on the test images of all sites together, the mean over their classes.")
+        measured = " measured by balanced accuracy" * (len(metrics_of(outcomes)) > 1)
+        notes.append(f"{POOLED}: on the test images of all sites{measured} together, the mean over their classes.")
     notes += ["MB: a million bytes of adapters, as one site sends them in a round."]
     notes += _moved_places(outcomes)
     if any(run.cpu_seconds is not None for run in outcomes):

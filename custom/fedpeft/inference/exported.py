@@ -45,12 +45,12 @@ from fedpeft.site.site_state import RECORD, ModelRecord, SiteState
 HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
 EXCHANGED = "exchanged.safetensors"
 ADAPTER = "adapter_config.json"
-OF_MACHINE = ("features_mib", "compile", "workers", "images_mib")  # settings of `training` that an export leaves out
+# settings of `training` that an export leaves out
+OF_MACHINE = ("device", "threads", "features_mib", "compile", "workers", "images_mib")
 MAX_VALUES = {
     ("backbone", "image_size"): 4096,
     ("backbone", "text_length"): 4096,
     ("training", "evaluation_batch_size"): 4096,
-    ("training", "threads"): 256,
 }
 HEAD_ALONE = {"name": "classifier", "aggregation": "none"}  # the method of a folder with only merged weights
 _WITH_GLOBAL = {one.name for one in fields(TrainingSettings) if WITH_GLOBAL in one.metadata}  # need a global adapter

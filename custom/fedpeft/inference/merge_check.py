@@ -24,7 +24,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 from fedpeft.core.metrics import TITLES
 from fedpeft.core.states import State
-from fedpeft.core.text import one_line
+from fedpeft.core.text import capitalized, one_line
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.folder_sites import sites_in
 from fedpeft.data.manifest import FILES
@@ -185,7 +185,7 @@ def report_lines(checked: Checked) -> Iterator[Any]:
 def page(checked: Checked, title: str, command: str) -> str:
     """Return a page with the table and the picture."""
     a, b = checked.between
-    parts = [section("Accuracy", laid_out(checked.table))]
+    parts = [section(capitalized(checked.table.title), laid_out(checked.table))]
     if checked.lines:
         heights = "; ".join(f"{way} {height:.3f}" for way, height in checked.barriers().items())
         shown = Picture(svg(drawn(lambda: _figure(checked)), title), caption=f"Barrier: {heights}.")

@@ -154,7 +154,8 @@ def recognized(
     for name in names[:MAX_ROWS]:
         counts = (in_training[name], right[name], predicted[name])
         shares = _shares(both[name], predicted[name], right[name])
-        threshold = (f"{thresholds[name]:.2f}",) if labelled else ()
+        limit = thresholds.get(name)  # None of a label that the data have had since training
+        threshold = (DASH if limit is None else f"{limit:.2f}",) if labelled else ()
         rows.append(
             (shorten(predictions[0].spelled(name), MAX_LENGTH), *map(str, counts), *map(percent, shares), *threshold)
         )
@@ -165,7 +166,7 @@ def recognized(
         "precision: how many of those predicted have it, recall: how many of those that have it are predicted, "
         "F1: their harmonic mean",
         f"{DASH} none to count" * any(DASH in row for row in rows),
-        f"{more:,} more occur less often in the test split" * bool(more),
+        f"{more:,} more are not shown, none more frequent in the test split" * bool(more),
     ]
     return Table(
         title=f"By {head}",
@@ -261,7 +262,7 @@ def _figures(subject: Subject) -> dict[str, float | None]:
 
 def _left_out(train: Sequence[Example], test: Sequence[Example]) -> str:
     more = others(train, test)
-    return f'<p class="caption">Not shown: {more:,} that occur more rarely.</p>' if more else ""
+    return f'<p class="caption">Not shown: {more:,} that do not occur more often.</p>' if more else ""
 
 
 def _tables(subject: Subject, head: str) -> Iterator[str]:

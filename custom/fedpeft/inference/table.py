@@ -22,7 +22,7 @@ SHOWN = 20  # rows of a table on the terminal
 def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int) -> None:
     """Write one row for each prediction of one model; an earlier file is replaced, and its folder created.
 
-    A row has `max_answers` answers; each label has a column with its probability, in the vocabulary's order.
+    A row has `max_answers` answers; each label has a column with its probability, in the order of its name.
     """
     labelled = bool(predictions) and predictions[0].applies is not None
     rows = list(map(_labels if labelled else _answers, predictions))

@@ -107,7 +107,7 @@ class FederationSettings:
         round_timeout: seconds for one round at the slowest site, waiting for its turn included.
         grace: seconds to wait for stragglers once the quorum has answered; used when the quorum is not all sites.
         checkpoints: rounds that the server keeps on its disk, to resume from.
-        max_samples: training samples that a site may announce; its weight follows from their number.
+        max_samples: samples that a site may announce in each split; its weight follows from those of training.
         largest_reply_mb: megabytes of one reply, whatever is announced; below that a reply may bring a tenth more than
             the largest adapter that the sites announced, and 16 MB.
         sums_at_relays: FLARE's relays of fedpeft add up the adapters of their sites, and the server only gets the

@@ -21,11 +21,12 @@ from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
 from fedpeft.core.states import first_misfit
 from fedpeft.data.registry import DATASETS
 from fedpeft.protocol import signed_keys
-from fedpeft.protocol.fields import MAX_ATTEMPTS, MAX_WHOLE_NUMBER, sentence, shown, some
+from fedpeft.protocol.fields import MAX_ATTEMPTS, sentence, shown, some
 from fedpeft.protocol.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_WEIGHT = 1e6  # no weight of a network comes near it; larger values would reach the others through the mean
+MAX_COUNT = 10**12  # of anything; a run's history holds no more than a thousand times that
 MAX_FIGURE = 1e9  # seconds and losses
 MAX_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 MAX_AXES = 8
@@ -54,7 +55,7 @@ def check_introduction(
     check_tensors(introduction.state, site=site, schema=schema, dtype=introduction.dtype)
 
 
-def check_announcement(introduction: Introduction, *, site: str, max_samples: int = MAX_WHOLE_NUMBER) -> None:
+def check_announcement(introduction: Introduction, *, site: str, max_samples: int = MAX_COUNT) -> None:
     """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys."""
     _check_names(introduction, site)
     _check_flags(introduction, site)
@@ -91,15 +92,16 @@ def _check_counts(introduction: Introduction, site: str, max_samples: int) -> No
     counts = {f"samples.{split}": count for split, count in introduction.samples.items()}
     counts |= {name: getattr(introduction, name) for name in ("classes", "width", "budget", "finished")}
     for name, count in counts.items():
-        if count < 0:
-            raise _refused(site, f"announces {count} as {name}, which must be at least 0")
+        if not 0 <= count <= MAX_COUNT:
+            raise _refused(site, f"announces {count} as {name}, which must be from 0 to {MAX_COUNT:,}")
     if introduction.baseline is not None and not 0 <= introduction.baseline <= 1:
         raise _refused(site, f"announces {introduction.baseline} as baseline, which must be a fraction from 0 to 1")
-    samples = introduction.samples["train"]
-    if not 1 <= samples <= max_samples:
-        limit = "raise that limit if it has so many, or leave it out of federation.sites"
-        what = f"announces {samples} training samples, allowed are 1 to {max_samples} (federation.max_samples)"
-        raise _refused(site, what, RESTART if samples < 1 else limit)
+    for split, least in (("train", 1), ("validation", 0), ("test", 0)):
+        if not least <= (samples := introduction.samples[split]) <= max_samples:
+            limit = "raise that limit if it has so many, or leave it out of federation.sites"
+            kind = "training" if split == "train" else split
+            what = f"announces {samples} {kind} samples, allowed are {least} to {max_samples} (federation.max_samples)"
+            raise _refused(site, what, RESTART if samples < 1 else limit)
 
 
 def _is_tensors_name(key: str) -> bool:

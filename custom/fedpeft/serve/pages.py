@@ -266,7 +266,8 @@ def _task(history: History) -> tuple[object, ...]:
         for one in history.rounds
         for site, result in one.sites.items()
     }
-    return history.source, frozenset(history.by_metric.items()), frozenset(counts)
+    measured = frozenset((metric, frozenset(sites)) for metric, sites in history.by_metric.items())
+    return history.source, measured, frozenset(counts)
 
 
 def _key(text: str) -> str:

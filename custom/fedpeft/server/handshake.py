@@ -47,6 +47,8 @@ def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dic
             _check_widths(site, schema, method)
         except FedpeftError as error:
             refused[site] = str(error)
+        except Exception as error:  # a schema that nobody thought of costs its site the job, and no other
+            refused[site] = f"site {site} announces an adapter that cannot be read ({type(error).__name__})."
     return refused
 
 

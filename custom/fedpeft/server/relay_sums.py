@@ -65,6 +65,7 @@ class GroupSum:
         self._lengths: dict[str, float] = {}
         self._refused: dict[str, str] = {}
         self._damaged = ""  # why there is no sum
+        self._closed = False  # the server has been told which adapters there are
         self._totals: Numbers = {}  # of all that came so far: few are taken out again at the end
 
     def start(self, site: str) -> Upload:
@@ -75,7 +76,7 @@ class GroupSum:
 
     def take(self, site: str, upload: Upload) -> None:
         """Check a site's adapter, keep it and add it; only the first counts. The server is told why one is refused."""
-        order = self._order
+        order, late = self._order, f"the adapter of site {site} came too late."
         if upload.round != order.round:  # a late one says nothing about this round
             raise FedpeftError(f"site {site} sent its adapter of round {upload.round} in round {order.round}.")
         with self._lock:
@@ -92,6 +93,9 @@ class GroupSum:
                 self._refused[site] = str(error)[:MAX_REASON]
             raise
         with self._lock:
+            if self._closed:
+                self._refused[site] = late
+                raise FedpeftError(late)
             self._states[site] = upload.state
             try:
                 self._add(site)
@@ -103,6 +107,7 @@ class GroupSum:
     def measured(self) -> Measured:
         """Return how far each site moved, and why others are not used; later adapters are not used either."""
         with self._lock:
+            self._closed = True
             lengths, refused = dict(sorted(self._lengths.items())), dict(self._refused)
             for site in self._order.weights.keys() - lengths.keys():
                 self._refused.setdefault(site, f"the adapter of site {site} came too late.")
@@ -111,6 +116,7 @@ class GroupSum:
     def total(self, sites: Sequence[str]) -> PartialSum:
         """Return the sum of these sites' weighted adapters; none may be missing."""
         with self._lock:
+            self._closed = True
             if not sites or len(set(sites)) != len(sites) or not self._lengths.keys() >= set(sites):
                 raise FedpeftError(
                     f"a sum of {len(sites)} sites is asked for, {len(self._lengths)} have sent an adapter."
@@ -120,7 +126,8 @@ class GroupSum:
                 del self._states[site]
             if self._damaged:
                 raise FedpeftError(self._damaged)
-            state = {key: to_wire(numbers) for key, numbers in self._totals.items()}
+            totals, self._totals = self._totals, {}  # they are read while they are sent
+            state = {key: to_wire(numbers) for key, numbers in totals.items()}
         return PartialSum(round=self._order.round, sites=list(sites), state=state)
 
     def _add(self, site: str, *, out: bool = False) -> None:

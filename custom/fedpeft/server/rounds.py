@@ -2,8 +2,9 @@
 """The rounds of a job at its server: score, schedule, train, check the updates, integrate.
 
 FLARE's controller, the pool of processes and `federate` all run them; they differ in `Sites`, which takes orders to the
-sites and brings back replies, and in the `Integrator` of these. Each site is sent only the tensors of the global
-adapter that changed since it last received it, or the factors added to those that it has.
+sites and brings back replies, and in the `Integrator` of these. Where layers are scheduled, a site is sent only
+the tensors of the global adapter that changed since it last received it; where factors are stacked, those that were
+added; else the whole adapter.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
 Orders are checked against earlier orders and the job's settings, which the site has checked: a server whose orders
 exceed them does not run the lead's job. The site accepts only tensors of the adapter that it announced in its
-handshake, and the server sends only those that changed. The announcement is stored in the job's run folder; without it
-there was no handshake, and every order is refused.
+handshake; where layers are scheduled, the server sends only those that changed. The announcement is stored in the job's
+run folder; without it there was no handshake, and every order is refused.
 """
 
 from __future__ import annotations
