@@ -147,16 +147,16 @@ def test_the_folder_has_what_its_own_site_needs_and_no_more(sections, tmp_path, 
     assert "which these lines leave out" not in card
 
 
-def test_an_export_sets_nothing_of_the_machine(sections, tmp_path, tiny_source):
-    kept, _ = site(sections, tmp_path, "training.threads=2", "training.device=cpu")
+def test_an_export_names_no_device(sections, tmp_path, tiny_source):
+    kept, _ = site(sections, tmp_path, "training.device=cpu")
     export(kept, tmp_path / "out")
     file = tmp_path / "out" / "model.json"
     written = json.loads(file.read_text())
-    assert not {"threads", "device"} & set(written["record"]["sections"]["training"])
-    written["record"]["sections"]["training"] |= {"threads": 99, "device": "cuda"}  # of a stranger
+    assert "device" not in written["record"]["sections"]["training"]
+    written["record"]["sections"]["training"]["device"] = "cuda"  # of a stranger
     file.write_text(json.dumps(written))
     read = find(tmp_path / "out", site=None, backbone=tiny_source).record.sections["training"]
-    assert not {"threads", "device"} & set(read)
+    assert "device" not in read
 
 
 def test_the_card_names_every_precision_that_its_lines_leave_out(sections, tmp_path):

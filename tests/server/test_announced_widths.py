@@ -13,6 +13,7 @@ from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.reply_contract import check_announcement
+from fedpeft.server import handshake
 from fedpeft.server.handshake import agree
 from fedpeft.site.learner import Learner
 
@@ -75,7 +76,18 @@ def test_blocks_that_cannot_be_counted_cost_their_site_its_part_alone(method, la
     honest = HONEST if method is WIDE else {"a": factors(4), "b": factors(4), "c": factors(2)}
     lie = {key: shape for key, shape in BLOCKS.items() if key != lack}
     assert set(agreed(method, {**honest, "d": lie})) == {"d"}
-    assert set(agreed(MethodSettings(), {"a": lie, "b": bottleneck(6)})) >= {"a"}
+    assert set(agreed(MethodSettings(), {"a": lie, "b": bottleneck(6), "c": bottleneck(6)})) == {"a"}
+    assert "a" in agreed(MethodSettings(), {"a": lie, "b": bottleneck(6)})  # without a majority
+
+
+def test_a_schema_that_nobody_thought_of_costs_its_site_its_part_alone(monkeypatch):
+    def check(site, schema, method):
+        if site == "b":
+            raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr(handshake, "_check_widths", check)
+    assert agreed(WIDE, HONEST)["b"].startswith("site b announces an adapter that raised IndexError: look at its log")
+    assert set(agreed(WIDE, HONEST)) == {"b"}
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -241,8 +241,9 @@ def test_what_comes_after_the_measurement_is_not_used():
 
 @pytest.mark.parametrize("closes", [lambda one: one.measured(), lambda one: one.total(["a"])])
 def test_an_upload_that_is_still_checked_changes_no_sum(monkeypatch, closes):
-    one, told = GroupSum(order()), []
-    one.take("a", Upload(round=1, state=START))
+    own, one, alone, told = {KEY: torch.full((3, 4), 0.5)}, GroupSum(order()), GroupSum(order()), []
+    one.take("a", Upload(round=1, state=own))
+    alone.take("a", Upload(round=1, state=own))
 
     def slow(*arguments):
         told.append(closes(one))
@@ -251,10 +252,11 @@ def test_an_upload_that_is_still_checked_changes_no_sum(monkeypatch, closes):
     monkeypatch.setattr(relay_sums, "update_length", slow)
     with pytest.raises(FedpeftError, match="came too late"):
         one.take("b", Upload(round=1, state={KEY: torch.ones(3, 4)}))
-    alone = GroupSum(order())
-    alone.take("a", Upload(round=1, state=START))
     sums = [told[0] if isinstance(told[0], PartialSum) else one.total(["a"]), alone.total(["a"])]
     assert torch.equal(sums[0].state[KEY], sums[1].state[KEY])
+    assert sums[0].state[KEY].any()
+    with pytest.raises(FedpeftError, match="was given already"):
+        one.total(["a"])
 
 
 @pytest.mark.parametrize("sites", [[], ["a", "a"], ["a", "b"]])

@@ -11,7 +11,8 @@ model.json                                        what the model is (`fedpeft.si
 README.md                                         what the model is, its figures, licenses, and the lines that load it
 tokenizer and preparation of images
 
-It may come from a stranger: it may only name the default sources of its backbone, and sets nothing of the machine.
+It may come from a stranger: it may only name the default sources of its backbone, and of the machine it sets only the
+threads, on which the last digits of results depend.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "besi
 EXCHANGED = "exchanged.safetensors"
 ADAPTER = "adapter_config.json"
 # settings of `training` that an export leaves out
-OF_MACHINE = ("device", "threads", "features_mib", "compile", "workers", "images_mib")
+OF_MACHINE = ("device", "features_mib", "compile", "workers", "images_mib")
 MAX_VALUES = {
     ("backbone", "image_size"): 4096,
     ("backbone", "text_length"): 4096,
     ("training", "evaluation_batch_size"): 4096,
+    ("training", "threads"): 256,
 }
 HEAD_ALONE = {"name": "classifier", "aggregation": "none"}  # the method of a folder with only merged weights
 _WITH_GLOBAL = {one.name for one in fields(TrainingSettings) if WITH_GLOBAL in one.metadata}  # need a global adapter

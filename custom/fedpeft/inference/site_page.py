@@ -166,6 +166,7 @@ def recognized(
         "precision: how many of those predicted have it, recall: how many of those that have it are predicted, "
         "F1: their harmonic mean",
         f"{DASH} none to count" * any(DASH in row for row in rows),
+        f"{DASH} as threshold: the model does not know the label" * (labelled and any(row[-1] == DASH for row in rows)),
         f"{more:,} more are not shown, none more frequent in the test split" * bool(more),
     ]
     return Table(
@@ -262,7 +263,8 @@ def _figures(subject: Subject) -> dict[str, float | None]:
 
 def _left_out(train: Sequence[Example], test: Sequence[Example]) -> str:
     more = others(train, test)
-    return f'<p class="caption">Not shown: {more:,} that do not occur more often.</p>' if more else ""
+    said = f"Not shown: {more:,} more, none of which occurs more often than those shown."
+    return f'<p class="caption">{said}</p>' if more else ""
 
 
 def _tables(subject: Subject, head: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ from fedpeft.protocol.types import FRACTIONS, METRICS, SPLITS, Introduction, Sch
 
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_WEIGHT = 1e6  # no weight of a network comes near it; larger values would reach the others through the mean
-MAX_COUNT = 10**12  # of anything; a run's history holds no more than a thousand times that
+MAX_COUNT = 10**12  # below that of `report.history`, so that what is accepted can be read back
 MAX_FIGURE = 1e9  # seconds and losses
 MAX_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 MAX_AXES = 8

@@ -9,6 +9,7 @@ widest, for the server that aligns it and for every site that receives it.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
@@ -26,6 +27,9 @@ from fedpeft.protocol.reply_contract import RESTART
 from fedpeft.protocol.types import Introduction, Schema
 
 NO_MAJORITY = " No kind is that of more than half of the sites, so that none of them takes part."
+
+
+_log = logging.getLogger(__name__)
 
 
 def majority(values: Iterable[Hashable]) -> Hashable | None:
@@ -48,7 +52,8 @@ def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dic
         except FedpeftError as error:
             refused[site] = str(error)
         except Exception as error:  # a schema that nobody thought of costs its site the job, and no other
-            refused[site] = f"site {site} announces an adapter that cannot be read ({type(error).__name__})."
+            _log.exception("the schema of site %s", site)
+            refused[site] = f"site {site} announces an adapter that raised {type(error).__name__}: {RESTART}."
     return refused
 
 

@@ -66,6 +66,7 @@ class GroupSum:
         self._refused: dict[str, str] = {}
         self._damaged = ""  # why there is no sum
         self._closed = False  # the server has been told which adapters there are
+        self._given = False  # and has the sum
         self._totals: Numbers = {}  # of all that came so far: few are taken out again at the end
 
     def start(self, site: str) -> Upload:
@@ -117,6 +118,8 @@ class GroupSum:
         """Return the sum of these sites' weighted adapters; none may be missing."""
         with self._lock:
             self._closed = True
+            if self._given:
+                raise FedpeftError(f"the sum of round {self._order.round} was given already: it is not counted twice.")
             if not sites or len(set(sites)) != len(sites) or not self._lengths.keys() >= set(sites):
                 raise FedpeftError(
                     f"a sum of {len(sites)} sites is asked for, {len(self._lengths)} have sent an adapter."
@@ -126,6 +129,7 @@ class GroupSum:
                 del self._states[site]
             if self._damaged:
                 raise FedpeftError(self._damaged)
+            self._given = True
             totals, self._totals = self._totals, {}  # they are read while they are sent
             state = {key: to_wire(numbers) for key, numbers in totals.items()}
         return PartialSum(round=self._order.round, sites=list(sites), state=state)
