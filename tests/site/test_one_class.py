@@ -19,7 +19,7 @@ CASES = {  # header, what stands beside each image, the figure after a round (No
     "no test answer in training": (QUESTIONS, [*["Is it?,yes"] * 3, *["Is it?,no"] * 3], 0.0, 0.0),
     "one class": (CLASSES, ["a"] * 6, 1.0, 1.0),
     "one class in training": (CLASSES, ["a", "a", "a", "a", "a", "b"], 0.5, 0.5),
-    "no test class in training": (CLASSES, ["a", "a", "a", "b", "b", "b"], 0.0, 1.0),
+    "no test class in training": (CLASSES, ["a", "a", "a", "b", "b", "b"], 0.0, 0.0),
     "no positive label in training": (LABELS, ["", "", "", "", "m", ""], ..., 2 / 3),
     "no positive label in the test": (LABELS, ["m", "", "", "m", "", ""], None, None),
     "no positive label in validation": (LABELS, ["m", "n", "", "", "m", "n"], ..., 2 / 3),
