@@ -224,9 +224,10 @@ def _add_figures(
             for runs in by_method.values()
         ]
 
+    of_all = away()
     for site in sites if len(sites) <= MAX_SITES else []:
         means = [_mean([run.site_figure(site, last=last) for run in runs]) for runs in by_method.values()]
-        own = [{entry for entry in entries if entry[-1] == site} for entries in away()]
+        own = [{entry for entry in entries if entry[-1] == site} for entries in of_all]
         columns.site_figures(site, means, columns.compared(own))
     for metric in metrics:
         whole = columns.compared(away(metric))
@@ -261,7 +262,7 @@ class _Columns:
         self.ranked = True  # whether all methods have figures of the same sites and rounds, so that one can be best
 
     def compared(self, away: Sequence[set[tuple[int, int, str]]]) -> list[bool]:
-        """Take who has no figure in the next columns, by method; return for each method whether all have one."""
+        """Rank the next columns only if all methods lack the same; return for each method whether it lacks nothing."""
         self.ranked = all(one == away[0] for one in away)
         return [not one for one in away]
 

@@ -27,8 +27,6 @@ from fedpeft.protocol.reply_contract import RESTART
 from fedpeft.protocol.types import Introduction, Schema
 
 NO_MAJORITY = " No kind is that of more than half of the sites, so that none of them takes part."
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +50,7 @@ def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dic
         except FedpeftError as error:
             refused[site] = str(error)
         except Exception as error:  # a schema that nobody thought of costs its site the job, and no other
-            _log.exception("the schema of site %s", site)
+            _log.exception("the announced shapes of site %s cannot be checked", site)
             refused[site] = f"site {site} announces an adapter that raised {type(error).__name__}: {RESTART}."
     return refused
 
