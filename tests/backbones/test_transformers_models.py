@@ -18,7 +18,7 @@ import tokenizers
 import torch
 import transformers as hf
 from safetensors.torch import load_file
-from small_models import MODELS, SIZE, gpt2, saved, tokenizer
+from small_models import MODELS, SIZE, gpt2, roberta, saved, tokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 from fedpeft import adapters, methods
@@ -260,6 +260,17 @@ def test_another_image_size(folders):
     batch = backbone.collate(pictures(1), ["why ?"])
     assert batch["pixel_values"].shape == (1, 3, 32, 32)
     assert backbone(**batch).shape == (1, 32)
+    with pytest.raises(
+        FedpeftError, match=r"image_size is 32, and Qwen\w* keeps the size of each image, .* leave it out"
+    ):
+        load(folders("qwen_vl"), image_size=32)
+
+
+def test_positions_behind_that_of_padding_are_not_for_words(tmp_path):
+    folder = roberta(tmp_path)
+    assert load(folder, text_length=63).max_text == 63
+    with pytest.raises(FedpeftError, match="at most 63"):
+        load(folder, text_length=64)
 
 
 def test_a_skeleton_needs_no_weights(name, folders, tmp_path):

@@ -271,11 +271,11 @@ def test_a_site_without_a_folder_gets_no_other_sites_images(tmp_path, monkeypatc
 
 
 def test_sub_folders_with_the_same_classes_are_sites(tmp_path):
-    for name in ("north", "south clinic", "server"):
+    for name in ("north", "south clinic", "server", "st. mary v1.0"):
         classes(tmp_path / name)
     make(tmp_path / "notes", ["a.txt"])
     found = sites_in(tmp_path)
-    assert list(found.of_sites) == ["north", "server-site", "south-clinic"]
+    assert list(found.of_sites) == ["north", "server-site", "south-clinic", "st-mary-v1-0"]
     assert found.section["sites"]["south-clinic"] == {"root": str(tmp_path / "south clinic")}
     assert "Not read, in no known layout: notes/." in found.notes
 

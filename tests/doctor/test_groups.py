@@ -130,6 +130,14 @@ def scoped(privacy="off", **changes):
     return made
 
 
+def misspelled(number, arguments=None):
+    """The same with arguments that one of the two filters does not have."""
+    made = default_scope()
+    chain = ("task_data_filters", "task_result_filters")[number]
+    made["scopes"][0][chain][0]["args"] = arguments or {"privaci": "off"}
+    return made
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -140,6 +148,9 @@ def scoped(privacy="off", **changes):
         (scoped({"clip": 0, "noise": 2}), "fail: .*privacy: clip is 0.0, it must be above 0"),
         (scoped({"noise": 2}), "fail: .*privacy lacks clip"),
         (scoped(3), "fail: .*privacy must be an object"),
+        (misspelled(0), "fail: .*RememberOrder has no argument 'privaci', so that every reply is blocked"),
+        (misspelled(1), "fail: .*AdapterOnly has no argument 'privaci', so that every reply is blocked"),
+        (misspelled(1, ["privacy"]), "fail: .*args of fedpeft.flare.filters.AdapterOnly must be an object"),
         (scoped(task_data_filters=[]), "fail: .*lacks fedpeft.flare.filters.RememberOrder"),
         (scoped(task_data_filters=["text"]), "fail: .*lacks fedpeft.flare.filters.RememberOrder"),
         (scoped(task_data_filters=None, task_result_filters={}), "fail: .*names none of fedpeft's filters"),
@@ -401,7 +412,7 @@ def test_a_learning_rate_far_from_what_the_backbone_declares_is_a_warning(make_j
 )
 def test_a_site_that_the_last_run_left_below_its_constant_answer_is_a_warning(make_job, changed, warned, tmp_path):
     made = histories.record(("north", "south"), rounds=3)
-    made |= {"job": "job", "settings": {"training": {"learning_rate": 0.005, "rounds": 3}}}
+    made |= {"job": "small", "settings": {"training": {"learning_rate": 0.005, "rounds": 3}}}
     made["rounds"][2]["sites"]["south"]["below_constant"] = 1.0
     workspace = tmp_path / "run"
     folder = histories.write(workspace / SIMULATED, made).parent
@@ -566,6 +577,15 @@ def test_a_site_that_trains_on_a_gpu_needs_its_footprint_there():
     assert shown.startswith("pass: main memory: a site needs about 1.3 GB")
 
 
+def test_features_and_images_that_a_site_will_keep_are_not_free(make_job, monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 10 * GB)
+    (_, found) = memory.check_memory(open_context(make_job("training.images_mib=20000"), site="slake"))
+    assert found.verdict == "fail"
+    needed, free = (float(number) for number in re.findall(r"([\d.]+) GB", found.sentence)[:2])
+    assert needed > 20_000 * 2**20 / GB
+    assert free < 15
+
+
 def test_the_memory_limit_of_a_container_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "CONTAINER", tmp_path)
     (tmp_path / "memory.max").write_text("3000\n")
@@ -685,6 +705,10 @@ def test_a_folder_that_is_full_or_cannot_be_written_to_is_reported(tmp_path, mon
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
+    monkeypatch.setenv("FEDPEFT_STATE", str(tmp_path / "file" / "kept"))
+    found = list(machine.check_disk(open_context(workspace=tmp_path)))
+    assert [one.verdict for one in found[:2]] == ["fail", "pass"]
+    assert found[0].sentence.startswith(f"{tmp_path}/file/kept cannot be written to (Not a directory)")
     monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
     assert text(machine.writable(tmp_path, 0)).startswith("fail: ")
     assert "cannot be written to (Permission denied)" in text(machine.writable(tmp_path, 0))

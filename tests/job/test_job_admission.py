@@ -197,6 +197,7 @@ def arguments(config):
         (META, lambda c: c.update(deploy_map={"app": ["server", "slake", "slake"]}), "meta"),
         (META, lambda c: c.update(deploy_map={"app": ["server", {"sites": ["slake"]}]}), "meta"),
         (META, lambda c: c.update(deploy_map={"app": ["server", "../slake"]}), "meta"),
+        (META, lambda c: c.update(deploy_map={"app": ["server", "vqa.rad"]}), "meta"),
         (META, lambda c: c.update(deploy_map={"app": ["server", "slake"], "b": ["vqa-rad"]}), "meta"),
         (META, lambda c: c.update(resource_spec={"slake": {"docker": {"image": "x"}}}), "meta"),
         (META, lambda c: c.update(resource_spec={"slake": {"num_of_gpus": -1}}), "meta"),

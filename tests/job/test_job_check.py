@@ -8,6 +8,7 @@ import pytest
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.workspace import DATA_VARIABLE
+from fedpeft.job import folder
 from fedpeft.job.composing import compose
 from fedpeft.job.folder import check_sites
 from fedpeft.run.simulate import simulate
@@ -79,6 +80,23 @@ def test_two_sites_do_not_both_have_all_of_one_folder(settings, remedy, tmp_path
         return check_sites(sections, ["north", "south"])
     with pytest.raises(FedpeftError, match=f"^sites north and south would both have .* {tmp_path}: .*{remedy}"):
         check_sites(sections, ["north", "south"])
+
+
+def test_the_method_is_checked_for_each_way_of_answering(monkeypatch):
+    """Labels are answered in a way of their own, so that a method may fit there and not beside questions."""
+    checked = []
+    monkeypatch.setattr(folder, "_check_method", lambda job: checked.append(job.site))
+    sections = compose(CONFIGS, TASK)
+    of_sites = {
+        "labels": {"dataset": "nih_cxr14"},
+        "more labels": {"dataset": "nih_cxr14"},
+        "questions": {"dataset": "slake"},
+    }
+    sections["data"] |= {"sites": of_sites}
+    monkeypatch.setattr(folder, "_check_data", lambda job, part: None)
+    monkeypatch.setattr(folder, "check_shared", lambda jobs: None)
+    check_sites(sections, of_sites)
+    assert checked == ["labels", "questions"]
 
 
 def test_a_relative_source_is_refused_with_the_whole_path(tmp_path, monkeypatch):

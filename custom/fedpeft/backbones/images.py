@@ -153,7 +153,8 @@ class ImageEncoder(nn.Module):
         self.widths = [width]
         if layers == ALL:
             self._options["output_hidden_states"] = True
-            self.widths = [layer.shape[1] for layer in self._layers(torch.zeros(1, COLORS, size, size))]
+            with torch.no_grad():
+                self.widths = [layer.shape[1] for layer in self._layers(torch.zeros(1, COLORS, size, size))]
 
     def train(self, mode: bool = True) -> ImageEncoder:
         """Stay in evaluation mode: the statistics of batch norms are those of pre-training."""
@@ -176,7 +177,7 @@ class ImageEncoder(nn.Module):
         return cells.unflatten(1, (-1, self.widths[-1])), means
 
     def _features(self, image: Tensor) -> Tensor:
-        if not self._limit:
+        if not self._limit or image.requires_grad:
             return self._encoded(image)
         name = hashlib.blake2b(image.cpu().contiguous().numpy().data, digest_size=16, key=self._name).digest()
         if (kept := self.kept.get(name)) is not None:
@@ -187,15 +188,13 @@ class ImageEncoder(nn.Module):
             self.kept.seconds += time.process_time() - began
         return made
 
-    @torch.no_grad()
     def _encoded(self, image: Tensor) -> Tensor:
         """Return the cells of an image one after the other, then the mean of each layer: (n d + sum of widths,)."""
-        with torch.autocast(image.device.type, enabled=False):
+        with torch.set_grad_enabled(image.requires_grad), torch.autocast(image.device.type, enabled=False):
             layers = self._layers(image[None])
             cells = F.adaptive_avg_pool2d(layers[-1], self.grid)[0].flatten(1).T
             return torch.cat([cells.flatten(), *(layer.mean((2, 3))[0] for layer in layers)])
 
-    @torch.no_grad()
     def _layers(self, pixels: Tensor) -> list[Tensor]:
         """Return what the layers make of images, (B, d, h, w) each; the last is the encoder's output."""
         made = self.encoder(pixels, **self._options)

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from fedpeft.backbones import checkpoint, vit
 from fedpeft.backbones.backbone import CLOSED_FORM, LITE0_FILE, ORTHOGONAL, PROJECTION, TRAINED
 from fedpeft.backbones.images import EncodedImages, ImageEncoder, Images, SquareImages, as_grid
-from fedpeft.backbones.model_inputs import ModelInputs, ReadsText, image_processor
+from fedpeft.backbones.model_inputs import ModelInputs, ReadsText, first_position, image_processor
 from fedpeft.backbones.transformers_model import POOLER, config_of, empty_model
 from fedpeft.backbones.weights import TIMM_KEY, read_tensor, stored
 from fedpeft.core.errors import FedpeftError
@@ -133,7 +133,7 @@ class Mmbt(ReadsText):
         self.image_size = prepare.size if prepare else LITE0_SIZE
         model.config.patch_size = self.image_size // grid  # of what a token shows
         self._tokens, self._image_features = grid * grid, image_features
-        self._first_position = _first_position(model)
+        self._first_position = first_position(model)
         made, self.scale = torch.empty(0), 1.0
         if images and inputs and projection == CLOSED_FORM:
             made = closed_form(model.get_input_embeddings().weight, inputs.tokenizer, *images.classes())
@@ -157,7 +157,7 @@ class Mmbt(ReadsText):
     @property
     def max_text(self) -> int | None:
         longest = self.inputs.max_text
-        return longest and longest - self._first_position - self._tokens
+        return longest and longest - self._tokens
 
     def save_inputs(self, folder: Path) -> None:
         self.inputs.save(folder)
@@ -185,13 +185,6 @@ class Mmbt(ReadsText):
         seen = attention_mask[..., None].to(text.dtype)
         means = [(text * seen).sum(1) / seen.sum(1).clamp_min(1), image.mean(1)]
         return torch.cat([*means, *map(norm, layers)] if self._image_features else means, dim=1)
-
-
-def _first_position(model: nn.Module) -> int:
-    """Return the first token's position: RoBERTa and similar models begin after that of padding."""
-    embeddings = getattr(model, "embeddings", None)
-    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    return 0 if padding is None else padding + 1
 
 
 def orthogonal(model: nn.Module, image_width: int) -> tuple[Tensor, float]:

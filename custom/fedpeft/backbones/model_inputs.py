@@ -107,7 +107,7 @@ class ModelInputs:
                     setting="backbone.prompt",
                 )
             max_length = getattr(text, "max_position_embeddings", None)
-            self.max_text = max_length - len(around) if max_length else None
+            self.max_text = max_length - len(around) - first_position(model) if max_length else None
             check_text_length(text_length, self.max_text or text_length, source)
             if (added := self.tokenizer.num_special_tokens_to_add()) >= text_length:
                 raise FedpeftError(
@@ -207,6 +207,13 @@ class ModelInputs:
         return self.tokenizer(self._plain(question), add_special_tokens=False, verbose=False)["input_ids"]
 
 
+def first_position(model: nn.Module) -> int:
+    """Return the first token's position: RoBERTa and similar models begin after that of padding."""
+    embeddings = getattr(model, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    return 0 if padding is None else padding + 1
+
+
 class ReadsText(nn.Module):
     """A backbone that reads texts through its `inputs`."""
 
@@ -253,12 +260,23 @@ def image_processor(source: str, image_size: int | None = None) -> Any:
     refuse_kind(type(processor).__name__)  # of a kind of model that has the processor of another
     check_image_processor(processor)
     if image_size is not None:
+        if _counts_pixels(processor):
+            raise FedpeftError(
+                f"image_size is {image_size}, and {type(processor).__name__} keeps the size of each image, within its "
+                f"own limits: leave it out.",
+                setting="backbone.image_size",
+            )
         if image_size > MAX_SIDE:
             raise FedpeftError(f"image_size is {image_size}, at most {MAX_SIDE}.", setting="backbone.image_size")
         processor.size = _resized(processor.size, image_size)
         if getattr(processor, "crop_size", None):
             processor.crop_size = _resized(processor.crop_size, image_size)
     return processor
+
+
+def _counts_pixels(processor: Any) -> bool:
+    """Return whether `size` has numbers of pixels, as in Qwen's processors and those like them."""
+    return hasattr(type(processor), "merge_size")
 
 
 def _content(file: Path) -> Any:
@@ -317,7 +335,7 @@ def _mark(config: Any, processor: Any) -> str:
 
 def check_image_processor(processor: Any) -> None:
     """Refuse an image processor that would make a huge image; the check itself makes none."""
-    in_pixels = hasattr(type(processor), "merge_size")  # Qwen's and its kin: `size` has numbers of pixels
+    in_pixels = _counts_pixels(processor)
     sides, canvases, pixels, patches, tiles = [1.0], [1.0], [1.0], [1.0], [1.0]
     for path, number in _numbers(processor.to_dict()):
         kind, maximum = _kind(path, in_pixels)
@@ -338,7 +356,7 @@ def check_processor(content: Mapping[str, Any], images: Any) -> None:
         if not TOKEN.search(path):
             _check_maximum(path, number, MAX_TOKENS)
     patch = own.get("patch_size")
-    if isinstance(patch, int | float) and not hasattr(type(images), "merge_size"):
+    if isinstance(patch, int | float) and not _counts_pixels(images):
         sizes = {name: value for name, value in images.to_dict().items() if name in ("size", "crop_size")}
         side = max((number for _, number in _numbers(sizes)), default=1)
         _check_maximum("the number of its patches", (side / max(patch, 1)) ** 2, MAX_PATCHES)

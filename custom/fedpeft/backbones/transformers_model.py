@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Any model of transformers as a backbone: what it reads, its layers and its features are found in the model itself.
 
-Only transformers' own code and safetensors are loaded. When it is built, two blank images and short questions go
-through tokenizer, image processor and model, so that misfits show before training begins. LLaVA-1.5 (Liu
-et al. 2024, arXiv:2310.03744) is such a model. Features are one vector for each sample:
+Only transformers' own code and safetensors are loaded. When it is built, two blank images with a short question and
+the longest one go through tokenizer, image processor and model, so that misfits show before training begins. LLaVA-1.5
+(Liu et al. 2024, arXiv:2310.03744) is such a model. Features are one vector for each sample:
 
 two towers       the features of image and text, one after the other, each by the rules below
 pooler_output    where the model has one

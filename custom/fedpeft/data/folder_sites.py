@@ -280,7 +280,7 @@ def _title(name: str) -> str:
 
 def _site_name(folder: str, taken: Collection[str]) -> str:
     """Return a free name that FLARE accepts for a site, from the name of a folder."""
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder).strip("-._")[:60] or "site"
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder)[:60].strip("-_") or "site"
     name = f"{name}-site" if name in _TAKEN else name
     number = 1
     while (free := name if number == 1 else f"{name}-{number}") in taken:

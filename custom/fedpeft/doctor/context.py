@@ -106,7 +106,7 @@ def _earlier(context: Context, training: TrainingSettings) -> Iterator[Finding]:
         return
     ran_at = history.settings.get("training.learning_rate")
     unchanged = ran_at == str(training.learning_rate) and training.rounds <= len(history.rounds)
-    if history.job == context.job.folder.name and unchanged:
+    if history.job == context.job.server_sections.get("job") and unchanged:
         yield from (warned(f"the run in {context.workspace}: {sentence}.") for sentence in not_learning(history))
 
 

@@ -52,7 +52,7 @@ BUFFERS = 1.25  # temporary buffers that autograd does not store; ViLT-B/32 with
 class Footprint:
     """Memory and disk in bytes."""
 
-    process: int  # with libraries, backbone and kept features, in main memory
+    process: int  # with libraries, backbone, kept features and images, in main memory
     weights: int  # backbone and trained parameters, on the device
     step: int  # additional memory of a training step, on the device
     state: int  # of the site, on disk
@@ -135,7 +135,7 @@ def footprint(
     # control variates, the last global adapter and what was trained; the received adapter and what training began with
     copies = scheme.adapters + 3 * training.scaffold + 2 * compared
     return Footprint(
-        process=psutil.Process().memory_info().rss + round(training.features_mib * MIB),
+        process=psutil.Process().memory_info().rss + round((training.features_mib + training.kept_images_mib) * MIB),
         weights=sum(p.numel() * p.element_size() for p in answering.parameters()),
         step=round(needed),
         state=(kept * (1 + scheme.models) + copies * _bytes(body.state()) + _beside(body, method))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import platform
 import shutil
 import socket
@@ -32,7 +33,7 @@ import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_BYTES, check_regular, read_text
 from fedpeft.core.processes import TEMPORARY, no_sockets, socket_folder
-from fedpeft.core.workspace import ADMIN, SERVER, Kit, components_of
+from fedpeft.core.workspace import ADMIN, SERVER, STATE_VARIABLE, Kit, components_of
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 
 DISTRIBUTION, TENSORBOARD = "flare-fedpeft", "tensorboard"
@@ -149,9 +150,16 @@ SPARE = GB  # logs, FLARE's own files, the copy of the job
 
 
 def check_disk(context: Context) -> Iterator[Finding]:
-    """Check the simulator's workspace, or the kit's folder and the server's job store; and the temporary folder."""
+    """Check the simulator's workspace, or the kit's folder and the server's job store; and the temporary folder.
+
+    Where FEDPEFT_STATE is set, what outlives a job is in that folder.
+    """
     if context.kit is None or context.kit.role != ADMIN:
-        yield writable(context.kit.folder if context.kit else context.workspace, _state(context) + SPARE)
+        kept = os.environ.get(STATE_VARIABLE)
+        if kept:
+            yield writable(Path(kept).expanduser(), _state(context))
+        folder = context.kit.folder if context.kit else context.workspace
+        yield writable(folder, SPARE + (0 if kept else _state(context)))
     if context.kit and context.kit.role == SERVER:
         for folder in stores(context.kit.resources()):
             yield writable(folder, SPARE)

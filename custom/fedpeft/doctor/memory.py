@@ -33,7 +33,7 @@ def check_memory(context: Context) -> Iterator[Finding]:
     if cuda:
         free, name = card(one.device)
         yield gpu(one, free, count, name=name)
-    yield main_memory(one, available() + one.process, count, on_gpu=cuda)
+    yield main_memory(one, available() + psutil.Process().memory_info().rss, count, on_gpu=cuda)
 
 
 def card(device: str) -> tuple[int, str]:

@@ -221,7 +221,22 @@ def policy(content: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob] = ())
     elif missing:
         yield failed(f"{file} lacks {missing[0]}, without which every reply is blocked: {WRITE}")
     else:
-        yield _check_settings(filters["task_result_filters"].get("args") or {}, file, jobs)
+        arguments = {chain: filters[chain].get("args") or {} for chain in FILTERS}
+        yield _unknown_argument(arguments, file) or _check_settings(arguments["task_result_filters"], file, jobs)
+
+
+def _unknown_argument(arguments: Mapping[str, Any], file: Path) -> Finding | None:
+    """Return which argument of a filter, by its chain, blocks every reply; None: none does."""
+    for chain, given in arguments.items():
+        path, _ = FILTERS[chain]
+        if not isinstance(given, Mapping):
+            return failed(f"{file}: args of {path} must be an object, so that every reply is blocked: {WRITE}")
+        for name in given:
+            if (chain, name) != ("task_result_filters", "privacy"):
+                return failed(
+                    f"{file}: {path} has no argument {name!r:.80}, so that every reply is blocked: remove it."
+                )
+    return None
 
 
 def _filter(chain: Any, path: str, direction: str) -> Mapping[str, Any] | None:

@@ -28,6 +28,7 @@ from fedpeft.core.settings import at_least
 RETURNED, AWAY = "fedpeft.returned", "fedpeft.away"
 PART_ENDED = "fedpeft.part_ended"  # an event in the server's own process; its data are job, site and reason
 SECONDS = 10.0
+NOT_AGAIN = "and was not started again"
 
 
 class AwaySites:
@@ -133,9 +134,12 @@ class ReturningSites(FLComponent):
             engine.job_runner.resolve_client_outcome(job, site)
             with self._lock:
                 left = self._left.setdefault((job, site), self._attempts)
-                if not left or (job, site) in self._busy or job not in engine.run_processes:
+                if left < 0 or (job, site) in self._busy or job not in engine.run_processes:
                     continue
                 self._left[job, site] = left - 1
+                if not left:
+                    self._unreported[job, site] = NOT_AGAIN
+                    continue
                 self._unreported.pop((job, site), None)
                 self._busy.add((job, site))
             threading.Thread(target=self._let_rejoin, args=(engine, job, client), daemon=True).start()
@@ -171,6 +175,8 @@ def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
     if not enough:
         raise FedpeftError("the site does not have what the job needs, or does not answer yet.")
     order = DispatchInfo(app_name="", resource_requirements=needs, token=token)
+    with engine.job_runner.lock:  # FLARE ignores the report of a part whose end it does not wait for
+        engine.job_runner._pending_client_outcomes.get(job_id, set()).add(client.name)
     replies = engine.start_client_job(job, {client.name: order}, fl_ctx)
     body = str(replies[0].reply.body) if replies and replies[0].reply else ERROR_MSG_PREFIX
     if body.startswith(ERROR_MSG_PREFIX):

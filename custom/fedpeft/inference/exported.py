@@ -41,7 +41,7 @@ from fedpeft.job.federation import site_backbone
 from fedpeft.report.history import as_count, as_mapping, as_sentence, need
 from fedpeft.report.status import SIMULATED
 from fedpeft.report.wording import caution, percent
-from fedpeft.site.site_state import RECORD, ModelRecord, SiteState
+from fedpeft.site.site_state import RECORD, ModelRecord, SiteState, record_as_json
 
 HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
 EXCHANGED = "exchanged.safetensors"
@@ -167,12 +167,7 @@ def _with_sections(record: ModelRecord, backbone: Mapping[str, Any], **sections:
             raise FedpeftError(
                 f"the exported model has {section}.{name} = {value!r:.40}, at most {limit:,} is read: get another one."
             )
-    return build(ModelRecord, {**vars_of(record), "sections": sections}, section=RECORD)
-
-
-def vars_of(record: ModelRecord) -> dict[str, Any]:
-    """Return the fields of a record by name, without those that are None."""
-    return {name: value for name, value in vars(record).items() if value is not None}
+    return build(ModelRecord, {**record_as_json(record), "sections": sections}, section=RECORD)
 
 
 def check_place(out: Path, *, force: bool) -> None:

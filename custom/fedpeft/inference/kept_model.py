@@ -2,7 +2,8 @@
 """Find what a site kept of its model, in the folder that the user names.
 
 fedpeft simulate      the workspace, or an earlier run in <workspace>_runs/, and the site's name
-a consortium          the site's workspace, or one job in it: <workspace>/fedpeft/<lineage>
+a consortium          the site's workspace, or one job in it: <workspace>/fedpeft/<lineage>, also where FEDPEFT_STATE
+                      is set and the folder of that name is there
 fedpeft export        the exported folder
 """
 
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 from fedpeft.answering.training_settings import BEST, LAST
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import MAX_DIGITS, number_of, rounds_in
+from fedpeft.core.files import MAX_DIGITS, number_of, read_json, rounds_in
 from fedpeft.core.locks import kept_folders
 from fedpeft.core.workspace import HISTORY, MANIFEST, STATE_VARIABLE
 from fedpeft.inference import exported
@@ -27,6 +28,7 @@ from fedpeft.report.history_reader import read, read_manifest
 from fedpeft.report.status import FAILED, SIMULATED, read_progress
 from fedpeft.site import site_state
 from fedpeft.site.site_state import ModelRecord, SiteState, best_round
+from fedpeft.site.site_tasks import OWNER
 
 COMPARED = ("overall", "loss")  # figures of a site's round that both its state and the run's history have
 
@@ -60,7 +62,8 @@ def find(
     A simulator's workspace, where all sites are, needs the site's name. `backbone` and `image_backbone` are folders or
     hub names instead of the default ones of an exported folder.
     """
-    if not named.is_dir():
+    elsewhere = _at_chosen_place(named, site)
+    if not named.is_dir() and not elsewhere:
         raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")
     if exported.is_exported(named):
         state = exported.read(named, backbone=backbone, image_backbone=image_backbone)
@@ -68,7 +71,7 @@ def find(
     for option, value in (("--backbone", backbone), ("--image-backbone", image_backbone)):
         if value is not None:
             raise FedpeftError(f"{option} is {value!r:.200}, and {named} is no exported folder: leave it out.")
-    lineage = _lineage(named.resolve(), site)
+    lineage = elsewhere or _lineage(named.resolve(), site)
     last = _last_round(named.resolve(), site, lineage)
     folder = _round_folder(lineage, round, last)
     state = _load(folder)
@@ -80,7 +83,13 @@ def find(
             f"job."
         )
     _check_site(folder, state.record, site)
-    return KeptModel(folder=folder, state=state, record=state.record, policy=_find_policy(named, lineage))
+    policy = _find_policy(named.resolve(), lineage)
+    if policy is None and _is_of_consortium(lineage):
+        raise FedpeftError(
+            f"{lineage} is of a consortium, and the site's {FILE} is not beside it, without which other data would be "
+            f"read: name WORKSPACE/fedpeft/{lineage.name}, with the site's workspace."
+        )
+    return KeptModel(folder=folder, state=state, record=state.record, policy=policy)
 
 
 def _exported_model(folder: Path, state: SiteState, site: str | None, round: str) -> KeptModel:
@@ -139,13 +148,25 @@ def _chosen_places(site: str) -> list[Path]:
     return [Path(chosen).expanduser() / site] if (chosen := os.environ.get(STATE_VARIABLE)) else []
 
 
+def _at_chosen_place(named: Path, site: str | None) -> Path | None:
+    """Return the job of a site's workspace that is named as if it lay there; None: it is there, or there is none."""
+    workspace = named.resolve().parent.parent
+    if named.is_dir() or named.resolve().parent != workspace / "fedpeft" or not workspace.is_dir():
+        return None
+    places = (place / named.name for place in _chosen_places(site or workspace.name))
+    return next((place for place in places if _holds_rounds(place)), None)
+
+
 def _only_lineage(named: Path, places: list[Path]) -> Path:
     lineages = sorted(path for place in places if place.is_dir() for path in place.iterdir() if _holds_rounds(path))
     if not lineages:
         raise FedpeftError(f"{named} holds no model: no job has finished a round at this site.")
     if len(lineages) > 1:
         newest = max(lineages, key=lambda path: path.stat().st_mtime)
-        raise FedpeftError(f"{named} holds the models of {len(lineages)} jobs, the newest is {newest}: name one.")
+        raise FedpeftError(
+            f"{named} holds the models of {len(lineages)} jobs: name one, the newest is "
+            f"{named / 'fedpeft' / newest.name}."
+        )
     return lineages[0]
 
 
@@ -235,6 +256,13 @@ def _load(folder: Path) -> SiteState:
 
 
 def _find_policy(named: Path, lineage: Path) -> SitePolicy | None:
-    """Return the site policy, in the named workspace or that of its state; None: a simulated run."""
-    files = (folder / "local" / FILE for folder in (named, lineage.parent.parent))
+    """Return the site policy, in the workspace that is named, or in which the state is; None: there is none."""
+    files = (folder / "local" / FILE for folder in (named, named.parent.parent, lineage.parent.parent))
     return next((read_policy(file) for file in files if file.is_file()), None)
+
+
+def _is_of_consortium(lineage: Path) -> bool:
+    try:
+        return bool(read_json(lineage / OWNER).get("submitter"))
+    except (OSError, ValueError, AttributeError):  # a notebook's
+        return False

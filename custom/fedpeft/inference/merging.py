@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from fedpeft.core.files import check_folder, follow_umask, replacing
 from fedpeft.core.keys import SHARED, group_by_place, parse_key, place_of
 from fedpeft.core.states import State
 from fedpeft.inference.exported import BESIDE
-from fedpeft.inference.same_function import alike, difference, frozen_model_of, last_part, reading_scales
+from fedpeft.inference.same_function import difference, frozen_model_of, last_part, one_model, reading_scales
 from fedpeft.methods import METHODS
 from fedpeft.methods.adapters import (
     CONFIG_FILE,
@@ -130,6 +131,8 @@ def read_all(folders: Sequence[Path]) -> list[Adapter]:
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise FedpeftError("a folder is named twice: name it once, and give it more of the sum with --weights.")
     adapters = [read(folder) for folder in folders]
+    for one, other in combinations(adapters, 2):
+        _check_kind(one, other)  # a folder that names none goes with any
     for adapter in adapters[1:]:
         _check_pair(adapters[0], adapter)
     return adapters
@@ -233,7 +236,9 @@ def peft_tensors(merged: Merged) -> dict[str, torch.Tensor]:
             missing = rank - merged.state[f"{parts.place}.A"].shape[0]
             if parts.tensor == "B":
                 tensor = tensor / tuning.scale(config, path, rank)
-            tensor = torch.nn.functional.pad(tensor, (0, 0, 0, missing) if parts.tensor == "A" else (0, missing))
+            axis = 0 if parts.tensor == "A" else 1
+            shape = [missing if number == axis else size for number, size in enumerate(tensor.shape)]
+            tensor = torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)
         tensors[f"{MODEL}{path}.{tuning.peft_name(parts.tensor)}"] = tensor.contiguous()
     return tensors
 
@@ -364,17 +369,21 @@ def _check_matrices(adapter: Adapter) -> None:
             )
 
 
-def _check_pair(first: Adapter, other: Adapter) -> None:
+def _check_kind(first: Adapter, other: Adapter) -> None:
+    """Refuse adapters of two methods, or of two models."""
     if first.tuning.name != other.tuning.name:
         raise FedpeftError(
             f"{first.name} is an adapter of method {first.tuning.name} and {other.name} of {other.tuning.name}: merge "
             f"adapters of one method."
         )
-    if first.base and other.base and not alike(first.base, other.base):
+    if first.base and other.base and not one_model(first.base, other.base):
         raise FedpeftError(
             f"{first.name} is for the model {first.base!r:.200} and {other.name} for {other.base!r:.200}: merge "
             f"adapters of one model."
         )
+
+
+def _check_pair(first: Adapter, other: Adapter) -> None:
     for owner, lacking in ((other, first.state.keys() - other.state), (first, other.state.keys() - first.state)):
         if lacking:
             raise FedpeftError(

@@ -35,7 +35,7 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.readable import misfits
 from fedpeft.data.remarks import cut_questions
 from fedpeft.data.schema import Example
-from fedpeft.inference.exported import EXCHANGED, is_exported
+from fedpeft.inference.exported import BESIDE, EXCHANGED, is_exported
 from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import CommonSettings
@@ -156,6 +156,11 @@ def _check_same_function(model: SiteModel, adapter: Path, method: MethodSettings
     """Refuse an adapter that would compute something else in this model, as far as its files say."""
     from fedpeft.inference.same_function import alike, difference, frozen_model, frozen_model_of, reading_scales
 
+    if (adapter / BESIDE).is_dir():
+        raise FedpeftError(
+            f"{adapter} holds a second adapter that runs beside the first, and one alone is another model: name that "
+            f"folder itself as the model, or {GLOBAL!r} as the adapter."
+        )
     family, record = model.backbone.family, kept.record
     if is_exported(adapter):
         own_backbone = site_backbone(record.sections["backbone"], record.site)
@@ -349,6 +354,7 @@ def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:
         vocabulary=AnswerVocabulary(record.answers),
         labelled=record.labelled,
         metric=record.metric,
+        policy=kept.policy,
     )
     if adapter:
         load_with_head(model, adapter, method, kept)

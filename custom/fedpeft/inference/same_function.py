@@ -110,6 +110,14 @@ def last_part(source: Any) -> str:
     return f"{ELSEWHERE}{Path(source).name}" if Path(source).is_absolute() else source.partition("@")[0]
 
 
+def one_model(one: str, other: str) -> bool:
+    """Return whether two frozen models can be one; PEFT names only the source, which an export has behind two words."""
+    words, source = sorted((one, other), key=lambda base: " " not in base)
+    if (" " in one) == (" " in other):
+        return alike(one, other)
+    return any(alike(word, source) for word in words.split(" ")[2:])
+
+
 def alike(one: str, other: str) -> bool:
     """Return whether the words of two frozen models are equal; of a folder and a hub name, their last parts."""
     pairs = list(itertools.zip_longest(one.split(" "), other.split(" "), fillvalue=""))

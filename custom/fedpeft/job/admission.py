@@ -67,7 +67,7 @@ BOOKKEEPING = (
     "submitter_role",
 )
 MAX_SITES = 1000
-_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # FLARE takes what follows a dot for a part below the site
 _GPUS = {"num_of_gpus": 1024, "mem_per_gpu_in_GiB": 10_000}  # the largest that a job may ask for
 ALLOWED = 1.0  # instead of an interval or timeout that a file does not have
 MAX_COMPARED = 20  # checked settings of earlier sites with which those of the next are compared
@@ -96,7 +96,9 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
         raise wrong(file, "deploy_map", deployed, 'an object like {"app": ["server", "site"]}')
     for name in participants:
         if not isinstance(name, str) or not _SITE.fullmatch(name) or participants.count(name) > 1:
-            raise wrong(file, "deploy_map", name, "the server and each site once, by name")
+            raise wrong(
+                file, "deploy_map", name, "the server and each site once, by a name of letters, digits, _ and -"
+            )
     if "server" not in participants:
         raise wrong(file, "deploy_map", participants, "the server and each site once, by name")
     if not isinstance(meta["name"], str) or not 0 < len(meta["name"]) <= 200:

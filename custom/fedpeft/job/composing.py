@@ -271,13 +271,13 @@ def write_job(folder: Path, name: str, sections: Mapping[str, Any]) -> None:
     for path, content in job_files(name, sections).items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content)
+        file.write_text(content, encoding="utf-8")
 
 
 def outdated(folder: Path, name: str, sections: Mapping[str, Any]) -> list[Path]:
     """Return the files of a job folder that are missing or differ from what the sections give."""
     files = {folder / path: content for path, content in job_files(name, sections).items()}
-    return [file for file, content in files.items() if not file.is_file() or file.read_text() != content]
+    return [file for file, content in files.items() if not file.is_file() or file.read_bytes() != content.encode()]
 
 
 def check_current(job: Path, configs: Path, name: str) -> None:

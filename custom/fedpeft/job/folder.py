@@ -87,7 +87,7 @@ def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
     check_shared(jobs)
     pairs: dict[str, SiteJob] = {}
     for job in jobs:
-        pair = (job.backbone.name, job.backbone.source, _method_settings(job))
+        pair = (job.backbone.name, job.backbone.source, _method_settings(job), _answers_questions(job))
         pairs.setdefault(json.dumps(pair, default=str), job)
     for job in pairs.values():
         with about("", where=f"site {job.site}" * (len(pairs) > 1)):
@@ -131,6 +131,11 @@ def check_shared(jobs: Iterable[SiteJob]) -> None:
                 )
 
 
+def _answers_questions(job: SiteJob) -> bool:
+    """Return whether a site answers as the job chooses; labels are answered in a way of their own."""
+    return DATASETS.get(job.data.dataset).metric == ACCURACY
+
+
 def _check_method(job: SiteJob) -> None:
     from fedpeft import backbones
     from fedpeft.job.catalog import entry
@@ -139,7 +144,7 @@ def _check_method(job: SiteJob) -> None:
     for setting in ("source", "image_source"):
         if (named := getattr(job.backbone, setting)) and Path(named).is_dir():
             _check_path(f"backbone.{setting}", named)
-    chosen = DATASETS.get(job.data.dataset).metric == ACCURACY  # labels are answered in a way of their own
+    chosen = _answers_questions(job)
     backbone = backbones.skeleton(job.backbone.name, source)
     found = entry(backbone, job.method.name, _method_settings(job), way=job.training.answering if chosen else "")
     if found.misfit:

@@ -17,7 +17,7 @@ from typing import Any
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.backbones.backbone import WHEEL, has_wheels
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import read_text
+from fedpeft.core.files import read_text, replacing
 from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1, VALIDATION
 from fedpeft.core.settings import suggestion
 from fedpeft.data import DataSettings
@@ -150,10 +150,10 @@ def write_new(
     except ValueError as error:
         raise FedpeftError(f"{name!r} cannot be written as YAML ({error}): correct {jobs}, or the settings.") from error
     _check_admitted(name, whole)
-    task.parent.mkdir(parents=True, exist_ok=True)
-    task.write_text(HEADER.format(folder=str(folder.resolve())) + text, encoding="utf-8")
-    jobs.write_text(listed, encoding="utf-8")
-    write_job(job, name, whole)
+    with replacing(task) as task_draft, replacing(jobs) as jobs_draft, replacing(job) as draft:
+        task_draft.write_text(HEADER.format(folder=str(folder.resolve())) + text, encoding="utf-8")
+        jobs_draft.write_text(listed, encoding="utf-8")
+        write_job(draft, name, whole)
     default = declared.default_source if declared.default_source.startswith(WHEEL) else ""
     source = backbone_of.get("source", default)
     return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=declared.tiny)
@@ -237,7 +237,8 @@ def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
     write_job(job.folder, job.name, sections)
     said = [f"wrote    {job.folder}: {values}"]
     if task and text:
-        task.write_text(text, encoding="utf-8")
+        with replacing(task) as draft:
+            draft.write_text(text, encoding="utf-8")
         return [f"wrote    {task}: {values}", *said]
     again = " ".join(f"--set {setting}" for setting in chosen)
     kept = f"{task} is as it was" if task else "no file of app_configs is only of this job"

@@ -131,12 +131,11 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
         folder = job_folder(job, overrides, Path(scratch))
         admitted = admit_folder(folder, classes=listed_classes(workspace))
         folder = add_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
-        sites = _sites(folder)
+        sites = admitted.sites
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
         check_place(workspace, job)
-        (executor,) = (entry["executor"] for entry in admitted.client["executors"])
-        check_sites(executor["args"], sites)
+        check_sites(admitted.site_sections, sites)
         pooled = _pooled(folder) if engine == POOL else None
         if engine == FLARE and len(sites) >= MANY_SITES:
             print(
@@ -211,14 +210,6 @@ def _sites_that_fit(job: Path, workspace: Path, threads: int) -> int:
     if count < threads:
         print(f"at once  {count} of {threads} sites; {sentence}", flush=True)
     return count
-
-
-def _sites(job: Path) -> list[str]:
-    try:
-        deployed = read_json(job / "meta.json")["deploy_map"]
-        return [site for sites in deployed.values() for site in sites if site != "server"]
-    except (ValueError, KeyError, AttributeError) as error:
-        raise FedpeftError(f"{job / 'meta.json'} has no usable deploy_map ({error}): run `fedpeft jobs`.") from error
 
 
 def _check_resume(job: Path, lineages: Path) -> None:

@@ -43,7 +43,7 @@ from nvflare.private.scheduler_constants import ShareableHeader
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.hardening import replace_function
 from fedpeft.flare.hardening.connections import guard_connections
-from fedpeft.flare.hardening.message_limits import limit_messages
+from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
 from fedpeft.flare.hardening.requests import (
     guard_audit,
     guard_cell_requests,
@@ -153,6 +153,7 @@ def main() -> int:
     guard_audit()
     guard_connections()
     limit_messages()
+    limit_frames()
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
         if not isinstance(ConfigFactory.get_config_loader(kind), RefusedFormat):
             raise FedpeftError(f"FLARE still reads {kind.name}: install the version in constraints.txt.")
