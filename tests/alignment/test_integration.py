@@ -111,8 +111,9 @@ def test_without_server_pia_it_is_plain_fedavg(kind):
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_weights_are_the_equations_of_the_specification(weighting, normalize):
-    states, gamma = sites("pfeiffer"), 0.7
+@pytest.mark.parametrize("kind", ["pfeiffer", "compacter", "lora"])
+def test_weights_are_the_equations_of_the_specification(kind, weighting, normalize):
+    states, gamma = sites(kind), 0.7
     settings = PIASettings(gamma=gamma, normalize=normalize, weighting=weighting, solver="identity")
     merged, report = integrate(states, COUNTS, settings, sites=["a", "b", "c"])
     counts = COUNTS if weighting == "samples" else [1, 1, 1]

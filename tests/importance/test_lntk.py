@@ -130,8 +130,11 @@ def test_several_batches_are_one_set_of_samples(target, held_bytes, monkeypatch)
     model, batch = net(), tokens()
     parts = [Batch({k: v[cut] for k, v in batch.items()}) for cut in (slice(0, 2), slice(2, 5))]
     whole = score(model_fn(model), layers_of(model), [batch], loss, target=target)
+    groups, rows_of = [], lntk_module._kernels
+    monkeypatch.setattr(lntk_module, "_kernels", lambda *args: groups.append(args[2]) or rows_of(*args))
     cut = score(model_fn(model), layers_of(model), iter(parts), loss, target=target)
     torch.testing.assert_close(cut, whole, rtol=1e-5, atol=0)
+    assert groups == ([[0], [1], [2]] if held_bytes == 1 else [[0, 1, 2]])
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 40])

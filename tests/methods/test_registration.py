@@ -5,6 +5,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -13,6 +14,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPIN
 
 from fedpeft import adapters, methods
 from fedpeft.alignment import neurons
+from fedpeft.alignment.neurons import Bottleneck, Neurons
 from fedpeft.core.errors import FedpeftError
 from fedpeft.methods import METHODS, TuningMethod, peft_types
 from fedpeft.methods.adapters import tuning_of
@@ -116,9 +118,9 @@ def broken(request, monkeypatch):
     for kind in (METHODS, neurons._PLUGINS):
         monkeypatch.setattr(kind, "_plugins", {"mine": point})
         monkeypatch.setattr(kind, "_skipped", set())
-    neurons._of_plugins.cache_clear()
+    neurons._add_kinds_of_plugins.cache_clear()
     yield request.param
-    neurons._of_plugins.cache_clear()
+    neurons._add_kinds_of_plugins.cache_clear()
 
 
 def test_every_other_method_is_found(broken):
@@ -141,3 +143,26 @@ def test_a_job_that_names_it_is_refused_with_the_reason(broken):
     with pytest.raises(FedpeftError, match=r"cannot be (used|imported).*: (update|correct)") as refused:
         run()
     assert refused.value.code == "plugin-unusable"
+
+
+GATED = Neurons(
+    kind="gated",
+    needs=frozenset({"down.weight", "gate.weight", "up.weight"}),
+    incoming={"down.weight": 0, "gate.weight": 0},
+    outgoing={"up.weight": 1},
+    outputs={"up.weight": 0},
+    dense=lambda tensors: Bottleneck(tensors["down.weight"], None, tensors["up.weight"], None),
+)
+
+
+def test_the_neurons_that_a_method_declares_align_it_also_where_a_built_in_kind_has_some_of_its_tensors(monkeypatch):
+    monkeypatch.setattr(neurons, "KINDS", dict(neurons.KINDS))
+    method = TuningMethod(home="os:sep", label="gated", source="a test", neurons=f"{__name__}:GATED")
+    monkeypatch.setattr("fedpeft.methods.method.imported", lambda home: GATED)
+    assert neurons.neurons_of(GATED.needs) is neurons.BOTTLENECK
+    assert method.neuron_layout() is method.neuron_layout() is GATED
+    assert neurons.neurons_of(GATED.needs) is GATED
+    assert neurons.neurons_of({"down.weight", "up.weight"}) is neurons.BOTTLENECK
+    monkeypatch.setattr("fedpeft.methods.method.imported", lambda home: replace(GATED))
+    with pytest.raises(FedpeftError, match="have the kind 'gated', which others have already: give them another"):
+        method.neuron_layout()

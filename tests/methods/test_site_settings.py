@@ -117,3 +117,62 @@ def test_first_values_of_one_site_are_refused_where_all_start_from_one_adapter(n
         method.check_first_values(scheduled=True)
     replace(method, settings={name: own}).check_first_values(scheduled=True)  # those of all
     replace(method, aggregation="stack").check_first_values(scheduled=True)  # every round draws them anew
+
+
+MAPPED = {"query": "encoder.layer.{layer}.attention.attention.key"}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "where"),
+    [
+        ("lora", {"target_modules": MAPPED}, "target_modules"),
+        ("lora", {"target_modules": ["query"]}, "target_modules"),
+        ("lora_vpt", {"lora": {"target_modules": MAPPED}}, "lora.target_modules"),
+        ("houlsby", {"target_modules": {"output": "encoder.layer.{layer}.intermediate"}}, "target_modules"),
+    ],
+)
+def test_tensors_of_one_name_are_in_one_module_at_all_sites(name, settings, where):
+    aggregation = "pia" if name == "houlsby" else "svd"
+    with pytest.raises(FedpeftError, match=f"site_settings.slake has {where}, with which the same tensors compute"):
+        MethodSettings(name=name, aggregation=aggregation, pia={"share": 0.5}, site_settings={"slake": settings})
+    MethodSettings(name=name, aggregation=aggregation, pia={"share": 0.5}, settings={name: settings})
+
+
+def test_a_wrong_value_beside_a_sites_own_one_is_the_one_that_is_named():
+    common, own = {"lora": {"r": "8"}}, {"slake": {"r": 4}}
+    method = MethodSettings(name="lora", aggregation="svd", settings=common, site_settings=own)
+    with pytest.raises(FedpeftError, match=r"^adapter 'lora' has r='8', it must be a whole number\.$"):
+        method.registered.check_settings(method.settings_of(""))
+
+
+def test_layers_that_one_part_lacks_are_trained_in_the_other():
+    method = MethodSettings(name="lora_vpt", settings={"lora_vpt": {"lora": {"layers_to_transform": [1]}}})
+    trainable = method.registered.tuning().prepare(backbones.skeleton("tiny-vilt"), method.settings_of(""), seed=0)
+    for layers, expected in (
+        ([0], {"prompt"}),
+        ([1], {"prompt", "query", "value"}),
+        (None, {"prompt", "query", "value"}),
+    ):
+        trainable.train_only(layers)
+        trained = {key for key, parameter in trainable.parameters().items() if parameter.requires_grad}
+        assert {key.split(".")[2] for key in trained} == expected
+        assert layers is None or {int(key.split(".")[1]) for key in trained} == set(layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("oft", {"r": 4}),
+        ("compacter", {"rule_std": 0}),
+        ("houlsby", {"layers": []}),
+        ("lora", {"start_std": 0.1, "init_lora_weights": False}),
+        ("lora_vpt", {"lora": {"start_std": 0.1, "init_lora_weights": False}}),
+    ],
+)
+def test_what_no_site_could_prepare_is_refused_before_the_job_is_written(name, settings):
+    with pytest.raises(FedpeftError) as refused:
+        methods.get(name).check_settings(settings)
+    with pytest.raises(FedpeftError) as at_site:
+        methods.get(name).tuning().prepare(backbones.skeleton("tiny-vilt"), settings, seed=0)
+    assert str(at_site.value) in str(refused.value)

@@ -129,7 +129,7 @@ def imported(monkeypatch):
 
     for kind in (*REGISTRIES, neurons._PLUGINS):
         monkeypatch.setattr(kind, "_plugins", {"research": Noted()})
-    monkeypatch.setattr(neurons, "_of_plugins", neurons._of_plugins.__wrapped__)
+    monkeypatch.setattr(neurons, "_add_kinds_of_plugins", neurons._add_kinds_of_plugins.__wrapped__)
     return loaded
 
 

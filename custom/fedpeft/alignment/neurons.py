@@ -76,7 +76,8 @@ class Neurons:
 
     def network(self, names: Iterable[str]) -> list[str]:
         """Return the names of a place's tensors that form the two-layer network; LayerNorm, for instance, does not."""
-        return [name for name in names if name in self.incoming or name in self.outgoing or name in self.outputs]
+        parts = (self.needs, self.incoming, self.outgoing, self.outputs)
+        return [name for name in names if any(name in part for part in parts)]
 
     def hidden_support(self, tensors: Tensors) -> Tensor:
         """Return the incoming weights of each hidden neuron, its bias as one more coordinate: (r, d + 1)."""
@@ -129,21 +130,22 @@ def register(neurons: Neurons) -> None:
 
 
 def neurons_of(names: Collection[str]) -> Neurons | None:
-    """Return the kind of adapter that has these tensors; None if it has no neurons to reorder."""
+    """Return the kind of adapter that has these tensors, of several the one that needs most; None if there is none."""
     present = set(names)
-    return next((neurons for neurons in (*KINDS.values(), *_of_plugins()) if neurons.needs <= present), None)
+    _add_kinds_of_plugins()
+    fitting = (neurons for neurons in KINDS.values() if neurons.needs <= present)
+    return max(fitting, key=lambda neurons: len(neurons.needs), default=None)
 
 
 @cache
-def _of_plugins() -> tuple[Neurons, ...]:
-    """Return the kinds that methods of installed plugins declare; what cannot be imported is left out."""
-    declared = []
+def _add_kinds_of_plugins() -> None:
+    """Register the kinds that methods of installed plugins declare; what cannot be imported is left out."""
     for name, method in _PLUGINS.usable():
         try:
-            declared.append(method.neuron_layout())
+            if (layout := method.neuron_layout()) is not None:
+                KINDS.setdefault(layout.kind, layout)
         except FedpeftError as error:
             _PLUGINS.skip(name, error)
-    return tuple(neurons for neurons in declared if neurons is not None and neurons.kind not in KINDS)
 
 
 def materialize(state: State) -> State:

@@ -123,7 +123,7 @@ class _Hash:
 
 
 class Outputs(NamedTuple):
-    """A function that runs the model on a batch and returns (n, K), and how many rows need memory (0 for losses)."""
+    """A function that runs the model on a batch and returns (n, K), and how many rows of gradients that makes."""
 
     run: Callable[[], Tensor]
     rows: int
@@ -201,7 +201,9 @@ def _groups(task: ScoringTask, rows: int) -> list[list[int]]:
 def _outputs(task: ScoringTask, settings: LNTKSettings, batch: Any) -> Outputs:
     """Return what is differentiated: losses, all logits, or logits along their leading directions."""
     if settings.target == "loss":
-        return Outputs(lambda: task.losses(batch).unsqueeze(1), rows=0)
+        with torch.no_grad():
+            rows = task.losses(batch).numel()
+        return Outputs(lambda: task.losses(batch).unsqueeze(1), rows)
     if not settings.directions:
         with torch.no_grad():
             rows = task.logits(batch).numel()

@@ -155,7 +155,8 @@ def check_site_settings(method: MethodSettings) -> None:
     if not method.site_settings:
         return
     for site, own in method.site_settings.items():
-        if method.exchanges and (other := next(_differing(method.registered, own), "")):
+        differing = (*_named(own, "target_modules"), *_differing(method.registered, own))
+        if method.exchanges and (other := next(iter(differing), "")):
             raise FedpeftError(
                 f"method.site_settings.{site} has {other}, with which the same tensors compute something else there: "
                 f"set it for all sites in method.settings, or leave it out.",
@@ -180,7 +181,7 @@ def _check_ranks(method: MethodSettings) -> None:
         )
     scales = {site: method.registered.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
     for site, scale in scales.items():
-        if scale is not None and scale != (default := scales[""]):
+        if None not in (scale, default := scales[""]) and scale != default:
             raise FedpeftError(
                 f"products of {site} count {scale:g} times and those of the others {default:g} times (lora_alpha / "
                 f"r): set lora_alpha in site_settings so that the ratio is the same.",
@@ -241,6 +242,15 @@ def check_factors(method: MethodSettings) -> None:
             f"follow from what the sites train: leave it out.",
             setting="settings",
         )
+
+
+def _named(settings: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield a setting that is there, by its path: of the method, or of one of its parts."""
+    for key, value in settings.items():
+        if key == name and value is not None:
+            yield key
+        elif isinstance(value, Mapping):
+            yield from (f"{key}.{path}" for path in _named(value, name))
 
 
 def _differing(method: TuningMethod, settings: Mapping[str, Any]) -> Iterator[str]:

@@ -37,10 +37,6 @@ class CombinedTrainable(Trainable):
     def started_by(self) -> str:
         return " and ".join(filter(None, (part.started_by() for part in self._parts)))
 
-    def train_only(self, layers: Sequence[int] | None) -> None:
-        for part in self._parts:
-            part.train_only(layers)
-
 
 @dataclass(eq=False)
 class CombinedTuning(Tuning):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry, imported
-from fedpeft.methods.setting_limits import BOTTLENECK, Limits, refused_settings
+from fedpeft.methods.setting_limits import BOTTLENECK, Limits, goes_with_others, refused_settings
 
 if TYPE_CHECKING:
     from fedpeft.alignment.neurons import Neurons
@@ -122,9 +122,15 @@ class TuningMethod(Alignment, Exchange, BackboneSupport):
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Check the settings of a job; the code is imported only if they are not within `limits`."""
-        doubtful = None in settings.values() or any(refused_settings(settings, self.limits))
-        if doubtful and (check := getattr(self.tuning(), "check", None)):
+        if self._is_doubtful(settings) and (check := getattr(self.tuning(), "check", None)):
             check(settings)
+
+    def _is_doubtful(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether only the code knows if it takes these settings, all of them together."""
+        if None in settings.values() or any(refused_settings(settings, self.limits)):
+            return True
+        own = {part: settings.get(part, {}) for part in self.parts}
+        return goes_with_others(settings, self.limits) or any(METHODS.get(part)._is_doubtful(own[part]) for part in own)
 
     def reads_half(self, settings: Mapping[str, Any]) -> bool:
         """Return whether matrices of the backbone can be read in bfloat16 with these settings of a job."""
@@ -135,17 +141,27 @@ class TuningMethod(Alignment, Exchange, BackboneSupport):
         return imported(self.factors)(settings)
 
     def neuron_layout(self) -> Neurons | None:
-        """Return the layout of its hidden neurons; None if it has none."""
+        """Return the layout of its hidden neurons, and let it align them from now on; None if it has none."""
         if not self.neurons:
             return None
+        from fedpeft.alignment.neurons import KINDS
+
         try:
-            return imported(self.neurons)
+            layout: Neurons = imported(self.neurons)
+            known = KINDS.setdefault(layout.kind, layout)
         except Exception as error:
             raise FedpeftError(
                 f"the neurons of {self.label}, {self.neurons}, cannot be imported ({type(error).__name__}: {error}): "
                 f"correct or update the package that declares them.",
                 code="plugin-unusable",
             ) from error
+        if known is not layout:
+            raise FedpeftError(
+                f"the neurons of {self.label}, {self.neurons}, have the kind {layout.kind!r:.80}, which others have "
+                f"already: give them another.",
+                code="plugin-unusable",
+            )
+        return layout
 
 
 def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = BOTTLENECK) -> TuningMethod:

@@ -82,8 +82,11 @@ def each(limits: Limits) -> Check:
     return lambda value: isinstance(value, Mapping) and not any(True for _ in refused_settings(value, limits))
 
 
+def layers(value: Any) -> bool:
+    return list_of(whole(MAX_LAYERS, minimum=0))(value) and len(value) > 0
+
+
 SEED = whole(2**31 - 1, minimum=0)
-LAYERS = list_of(whole(MAX_LAYERS, minimum=0))
 
 
 def modules(value: Any) -> bool:
@@ -93,38 +96,43 @@ def modules(value: Any) -> bool:
 
 BOTTLENECK: dict[str, Check] = {
     "target_modules": modules,
-    "layers": LAYERS,
+    "layers": layers,
     "reduction_factor": number(1, MAX_WIDTH),
     "layer_widths": mapping_to(whole(MAX_WIDTH)),
     "activation": choice("relu", "swish", "gelu"),
 }
 PARALLEL: Limits = BOTTLENECK | {"scaling": nonzero(-MAX_SCALE, MAX_SCALE)}
-COMPACTER: Limits = BOTTLENECK | {"blocks": whole(MAX_BLOCKS), "rank": whole(MAX_WIDTH), "rule_std": number(0, 1)}
+COMPACTER: Limits = BOTTLENECK | {"blocks": whole(MAX_BLOCKS), "rank": whole(MAX_WIDTH), "rule_std": nonzero(0, 1)}
 FIRST_VALUE_SETTINGS = frozenset({"start_std", "init_lora_weights"})  # read only when an adapter is drawn
 LORA: Limits = {
     "r": whole(MAX_WIDTH),
     "lora_alpha": nonzero(0, MAX_SCALE),
     "lora_dropout": dropout,
     "target_modules": modules,
-    "layers_to_transform": LAYERS,
+    "layers_to_transform": layers,
     "bias": choice("none"),
     "use_rslora": flag,
     "init_lora_weights": flag,
     "start_std": one_of(number(1e-4, 1), choice("xavier")),
 }
 MODULES: dict[str, Check] = {"target_modules": modules}
-RANKED: dict[str, Check] = MODULES | {"r": whole(MAX_WIDTH), "layers_to_transform": LAYERS}
+RANKED: dict[str, Check] = MODULES | {"r": whole(MAX_WIDTH), "layers_to_transform": layers}
 OFT: Limits = RANKED | {"r": whole(MAX_WIDTH, minimum=0), "oft_block_size": whole(MAX_WIDTH, minimum=0)}
 VERA: Limits = RANKED | {"d_initial": nonzero(0, MAX_SCALE), "projection_prng_key": SEED, "vera_dropout": dropout}
 FOURIERFT: Limits = MODULES | {
     "n_frequency": whole(MAX_FREQUENCIES),
     "scaling": number(MIN_FOURIER_SCALE, MAX_FOURIER_SCALE),
     "random_loc_seed": SEED,
-    "layers_to_transform": LAYERS,
+    "layers_to_transform": layers,
 }
 MISS: Limits = RANKED | {"miss_dropout": dropout}
 PROMPTS: dict[str, Check] = {"tokens": whole(MAX_WIDTH)}
 FACTORED_PROMPTS: Limits = PROMPTS | {"rank": whole(MAX_WIDTH), "decomposition": choice("per_block", "concatenated")}
+
+
+def goes_with_others(settings: Mapping[str, Any], limits: Limits) -> bool:
+    """Return whether settings exclude each other with some values: PEFT computes a rank of OFT, or its blocks."""
+    return settings.keys() >= FIRST_VALUE_SETTINGS or ("r" in settings and "oft_block_size" in limits)
 
 
 REFUSED = {
