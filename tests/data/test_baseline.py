@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The figure of the best constant answer, against what the metrics themselves say of it."""
+"""The figure of a constant answer, against what the metrics themselves say of it."""
 
 import numpy as np
 import pytest
@@ -43,6 +43,9 @@ def test_one_class_is_recognized_wholly_and_the_others_never():
     assert baseline(site(["a", "b"], ["a", "c", "c"], BALANCED_ACCURACY), min_images=2) == 0.0
     with_others = {"answers": ("a", "b", "c")}  # a federated head has those of all sites
     assert baseline(site(["a", "b"], ["c", "c", "d"], BALANCED_ACCURACY), **with_others) == pytest.approx(1 / 2)
+    several_right = site(["a", "b"], ["c a", "c", "b"], BALANCED_ACCURACY)  # in training alone of a, c and b
+    assert baseline(several_right) == pytest.approx(1 / 3)
+    assert baseline(several_right, answers=("c", "a", "b")) == pytest.approx(1 / 2)
 
 
 def test_macro_f1_of_predicting_every_label():

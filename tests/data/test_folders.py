@@ -163,6 +163,29 @@ def test_every_format_that_is_read_counts_as_an_image_in_a_folder():
     assert all(is_image(Path(f"1{suffix.upper()}")) for suffix in IMAGE_SUFFIXES)
 
 
+def test_a_folder_that_may_not_be_entered_is_one_sentence(tmp_path, monkeypatch):
+    """Or left alone, where it is below the data and only searched, as lost+found of a disk."""
+    layouts.vqa_med_2020((root := tmp_path / "data") / "below")
+    closed, scandir, is_dir = {root / "lost+found"}, os.scandir, Path.is_dir
+    (root / "lost+found").mkdir()
+
+    def refuse(path, then):
+        if Path(path) in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return then(path)
+
+    monkeypatch.setattr(os, "scandir", lambda path: refuse(path, scandir))
+    monkeypatch.setattr(Path, "is_dir", lambda path: refuse(path, is_dir))
+    settings = DataSettings(dataset="vqa_med_2020", root=root)
+    assert load(settings).train
+    closed.add(root)
+    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check its permissions"):
+        load(settings)
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check its permissions"):
+        load(settings)
+
+
 def test_a_folder_that_went_away_is_one_sentence(tmp_path):
     with pytest.raises(DataError, match=r"away.* cannot be read .*check that it is there"):
         files_below(tmp_path / "away" / "images")

@@ -132,7 +132,7 @@ def isic(tmp_path):
 
 def test_fed_isic_has_a_site_for_each_center(isic):
     sites = [load("fed_isic2019", isic, site=name) for name in ("bcn", "vidir-molemax", "vienna-dias")]
-    others = {"it is another center's": 40}
+    others = {"it is another client's": 40}
     missing = {"its image is not there": 1}
     assert [counted(site) for site in sites] == [(7, others | missing), (8, others), (8, others)]
     assert sites[1].metric == BALANCED_ACCURACY

@@ -133,6 +133,7 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         ("manifest.csv", ["image,question,answer,split", "scans/0.png,a,b,test"], r"'north' has an empty train split"),
         ("manifest.csv", ["image,question,answer,answer_type", "scans/0.png,a,b,x"], r"line 2: answer_type is 'x'"),
         ("manifest.csv", ["image,question,answer", 'scans/0.png,"a"b,c'], r"line 2: not valid CSV"),
+        ("manifest.csv", ['"image" ,"question" ,"answer"', '"scans/0.png" ,"a" ,"b"'], r"line 1: not valid CSV"),
         ("manifest.jsonl", ['{"image": "scans/0.png"'], r"manifest\.jsonl, line 1 is not valid JSON"),
         ("manifest.jsonl", ['{"image": "scans/0.png"}'], r"line 1: 'question' is missing; a manifest needs"),
         ("manifest.jsonl", ["[1]"], r"line 1: it is not a JSON object"),

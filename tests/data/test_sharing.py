@@ -141,7 +141,7 @@ def test_too_few_samples_for_the_splits_are_refused_with_the_setting_that_is_to_
     pairs = [images(40, 1, patients=20), [replace(e, group="last") for e in images(40, 2)]]
     with pytest.raises(DataError, match=f"samples={samples} leaves a split of nih_cxr14 empty.*80.*raise it") as error:
         drawn(DataSettings(dataset="nih_cxr14", samples=samples), *pairs)
-    assert error.value.setting == "samples"
+    assert error.value.setting == "data.samples"
 
 
 def test_a_part_of_a_data_set_cuts_no_patient_and_is_in_every_larger_part():

@@ -421,7 +421,7 @@ def test_a_site_that_the_last_run_left_below_its_constant_answer_is_a_warning(ma
     assert "run in" not in text(job.check_job(context)), "it has not ended"
     (folder / "manifest.json").write_text("{}")
     found = text(one for one in job.check_job(context) if "run in" in one.sentence)
-    expected = f"warn: the run in {workspace}: south: no better than its best constant answer for 3 rounds: set another"
+    expected = f"warn: the run in {workspace}: south: no better than a constant answer for 3 rounds: set another"
     assert found.startswith(expected) if warned else not found
     (folder / "history.json").write_text("[")
     assert "is not valid JSON" in text(job.check_job(context))

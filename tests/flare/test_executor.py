@@ -117,7 +117,7 @@ def test_a_site_that_has_learned_nothing_says_so_in_its_log(site, caplog, below,
     with caplog.at_level("INFO"):
         assert reply(execute(executor, context)).metrics["below_constant"] == below
     line = "site north: round 2: training loss 0.500"
-    more = "; no better than its best constant answer for 3 rounds: set another training.learning_rate"
+    more = "; no better than a constant answer for 3 rounds: set another training.learning_rate"
     assert (line + more * said in caplog.text, more in caplog.text) == (True, said)
 
 

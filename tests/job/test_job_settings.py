@@ -156,6 +156,14 @@ def test_sites_share_out_a_data_set_by_the_same_settings_or_a_sample_would_be_at
         check_sections(sections)
 
 
+@pytest.mark.parametrize("root", ["/data/ham10000/", "~/ham10000", "/data//./ham10000"])
+def test_one_folder_in_two_spellings_is_one(root, monkeypatch):
+    monkeypatch.setenv("HOME", "/data")
+    sections = overlay(SHARED, parse_overrides([f"data.root={root}", "data.sites.client-2.seed=5"]))
+    with pytest.raises(FedpeftError, match=ALIKE):
+        SiteJob.from_sections(sections, site="client-1")
+
+
 def test_another_data_set_or_another_share_of_training_is_shared_out_as_it_wants():
     own = ["data.sites.client-2.train_share=0.5", "data.sites.client-3.dataset=fed_isic2019", "method.head=private"]
     sections = overlay(SHARED, parse_overrides([*own, "data.sites.client-3.seed=5", "method.aggregation=fedavg"]))

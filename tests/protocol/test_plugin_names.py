@@ -2,7 +2,7 @@
 """A plugin that a site has not listed is not imported for a job, and the answer does not tell that it is installed."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 
 import peft
@@ -16,6 +16,7 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.core import registry
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.registry import Registry
+from fedpeft.core.settings import build
 from fedpeft.data import class_folders
 from fedpeft.data.registry import DATASETS
 from fedpeft.flare import executor
@@ -73,6 +74,20 @@ def test_what_a_job_names_for_a_single_site_is_looked_at_too(monkeypatch):
     monkeypatch.setattr("fedpeft.job.site_policy.BACKBONES", Registry("thing", "fedpeft.things"))
     with pytest.raises(FedpeftError, match=r"not in local/fedpeft\.json"):
         check_plugins(SitePolicy(), {"backbone": {"name": "tiny-vilt", "sites": {"south": {"name": "research"}}}})
+
+
+@dataclass
+class Unusable:
+    """A section that names a plugin which cannot be imported."""
+
+    def __post_init__(self):
+        raise FedpeftError("cannot be used", code="plugin-unusable")
+
+
+def test_a_plugin_that_cannot_be_used_has_its_code_in_a_section():
+    with pytest.raises(FedpeftError) as refused:
+        build(Unusable, {}, section="method")
+    assert (refused.value.code, refused.value.setting) == ("plugin-unusable", "method")
 
 
 def test_a_plugin_that_is_listed_is_not_refused(setting):

@@ -146,7 +146,7 @@ class TrainingSettings:
     learning_rate: float = field(default=1e-4, metadata=RATE)
     head_learning_rate: float | None = field(default=None, metadata=RATE)
     weight_decay: float = field(default=0.01, metadata=within(0, max_by="max_weight_decay"))
-    warmup: float = field(default=0.1, metadata=within(0))
+    warmup: float = field(default=0.1, metadata=within(0, 1))
     decay: str = LINEAR
     optimizer: str = ADAMW
     proximal_mu: float = field(default=0.0, metadata={**within(0, max_by="max_proximal_mu"), WITH_GLOBAL: True})
@@ -188,8 +188,6 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.warmup > 1:
-            raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
         one_of("thresholds", self.thresholds, ("half", VALIDATION, SHARE))
         one_of("measure", self.measure, (NONE, START, STEPS))
         one_of("keep", self.keep, (LAST, BEST))

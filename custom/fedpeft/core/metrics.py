@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 
 VALIDATION = "validation"  # the name of the same figure on the validation split
 ENDS = ("loss_start", "loss_end")  # mean loss on the probe before the first and after the last step of a round
-BELOW_CONSTANT = "below_constant"  # 1: no better than the best constant answer in each of the last rounds, else 0
+BELOW_CONSTANT = "below_constant"  # 1: no better than a constant answer in each of the last rounds, else 0
 ROUNDS_BELOW = 3  # of the site, before that is said
 NO_BETTER = (
-    f"no better than its best constant answer for {ROUNDS_BELOW} rounds: set another training.learning_rate, or train "
-    f"longer"
+    f"no better than a constant answer for {ROUNDS_BELOW} rounds: set another training.learning_rate, or train longer"
 )
 ACCURACY, BALANCED_ACCURACY, MACRO_F1 = "accuracy", "balanced_accuracy", "macro_f1"
 TITLES = {ACCURACY: "accuracy", BALANCED_ACCURACY: "balanced accuracy", MACRO_F1: "macro-F1"}

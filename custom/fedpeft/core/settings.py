@@ -67,7 +67,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
         if error.setting.startswith(f"{section}."):  # of a nested section, which names the whole path
             raise
         where = f"{section}.{error.setting}" if error.setting else section
-        raise type(error)(f"{section}: {error}", setting=where) from error
+        raise type(error)(f"{section}: {error}", setting=where, code=error._code) from error
     except OverflowError as error:
         raise FedpeftError(f"{section} has a number that is too large: correct {source}.", setting=section) from error
     except TypeError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from fedpeft.core.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, image_file, images_below, missing_image
 from fedpeft.data.loaders import TAKES, class_example, class_folders, published_set, site_of
-from fedpeft.data.partition import across_splits
+from fedpeft.data.partition import ANOTHERS, across_splits
 from fedpeft.data.records import Row, csv_rows
 from fedpeft.data.registry import packaged
 from fedpeft.data.schema import Example, SiteData
@@ -100,7 +100,7 @@ def load_fed_isic2019(settings: DataSettings) -> SiteData:
         train=parts["train"],
         test=parts["test"],
         left_out=[
-            ("it is another center's", len(every) - len(rows)),
+            (ANOTHERS, len(every) - len(rows)),
             ("its image is not there", len(rows) - len(there)),
         ],
     )

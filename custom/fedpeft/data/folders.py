@@ -44,7 +44,7 @@ def dataset_folder(settings: DataSettings, known_as: tuple[str, ...] = ()) -> Pa
     known_as = known_as or DATASETS.get(settings.dataset).folders_of(settings.site)
     if settings.root is not None:
         root = Path(settings.root)
-        if not root.is_dir():
+        if not _is_folder(root):
             raise DataError(
                 f"The data folder {root} of {settings.dataset!r} does not exist; correct root, or leave it out and set "
                 f"{DATA_VARIABLE} to the folder that holds {known_as[0]!r}."
@@ -56,16 +56,28 @@ def dataset_folder(settings: DataSettings, known_as: tuple[str, ...] = ()) -> Pa
             f"No data folder for {settings.dataset!r}: set the environment variable {DATA_VARIABLE} to the folder that "
             f"holds {known_as[0]!r}, or give root."
         )
-    if not Path(base).is_dir():
+    if not _is_folder(Path(base)):
         raise DataError(f"{DATA_VARIABLE}={base} is not a folder; correct the environment variable.")
     for name in known_as:
         folder = Path(base, name)
-        if folder.is_dir():
+        if _is_folder(folder):
             return folder
     raise DataError(
         f"{DATA_VARIABLE}={base} holds no folder for {settings.dataset!r}: put the unpacked data there as "
         f"{' or '.join(map(repr, known_as))}, or correct the variable."
     )
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise unreadable_folder(error, path) from error
+
+
+def unreadable_folder(error: OSError, path: Path) -> DataError:
+    """Return the error for a folder that this user may not enter, or a file below it."""
+    return DataError(f"{error.filename or path} cannot be read ({error.strerror}); check its permissions.")
 
 
 def either(root: Path, first: str, second: str, *, remedy: str) -> Path:
@@ -230,7 +242,13 @@ def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
         deeper: list[Path] = []
         matches: list[Path] = []
         for parent in level:
-            for entry in sorted(os.scandir(parent), key=lambda entry: entry.name):
+            try:
+                entries = sorted(os.scandir(parent), key=lambda entry: entry.name)
+            except PermissionError:
+                if parent == root:
+                    raise
+                continue  # as lost+found, which holds no data
+            for entry in entries:
                 if is_hidden(entry.name):
                     continue
                 is_folder = entry.is_dir()

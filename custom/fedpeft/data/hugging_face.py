@@ -159,8 +159,7 @@ def _examples(
     for key, name in columns.items():
         if name not in there:
             raise DataError(
-                f"{shard.file} has no column {name!r:.80}; it has {', '.join(there):.200}: set data.columns.{key}.",
-                setting="columns",
+                f"{shard.file} has no column {name!r:.80}; it has {', '.join(there):.200}: set data.columns.{key}."
             )
     of_file, bad, count = SPELLINGS.get(shard.split, shard.split), BadRows(shard.file), 0
     for number, values in enumerate(rows(shard.file, list(columns.values()))):

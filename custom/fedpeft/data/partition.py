@@ -215,7 +215,7 @@ def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Exam
         raise DataError(
             f"samples={settings.samples} leaves a split of {settings.dataset} empty, of {sizes.total():,} samples; "
             f"raise it, or leave it out.",
-            setting="samples",
+            setting="data.samples",
         )
     return parts
 
@@ -309,7 +309,7 @@ def _shared(settings: DataSettings, labels: dict[str, tuple[str, ...]], rng: np.
     raise DataError(
         f"alpha={settings.alpha:g} leaves one of parts={settings.parts} with fewer than {MIN_UNITS} of "
         f"{len(labels)} images (or patients); raise alpha, or lower parts.",
-        setting="alpha",
+        setting="data.alpha",
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fedpeft.core.errors import DataError
 from fedpeft.data.folders import dataset_folder, either, find, image_file, images_below, listed_image
 from fedpeft.data.loaders import published_set, question_example, refuse_paper, site_of_questions
-from fedpeft.data.partition import halves
+from fedpeft.data.partition import ANOTHERS, halves
 from fedpeft.data.records import INCOMPLETE, Row, clean_row, complete, json_rows
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
@@ -74,7 +74,7 @@ def load_vqa_rad(settings: DataSettings) -> SiteData:
         left_out=[
             ("a template that the owners do not publish as a pair", counts[0] - counts[1]),
             (INCOMPLETE, counts[1] - counts[2]),
-            ("it belongs to another part of VQA-RAD", counts[2] - counts[3]),
+            (ANOTHERS, counts[2] - counts[3]),
         ],
     )
 

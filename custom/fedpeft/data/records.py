@@ -173,7 +173,7 @@ def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRo
             raise DataError(
                 f"{path}, line {before + reader.reader.line_num}: not valid CSV ({error}); correct that line."
             ) from error
-    if bad is None:
+    if bad is None or not rows:  # the header may be among them
         gathered.refuse_any(len(rows) + gathered.count)
     _check_columns(path, keys, reader.fieldnames or ())
     return _check_rows(path, rows, keys, bad=bad)

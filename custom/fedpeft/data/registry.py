@@ -125,6 +125,7 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         DataError: the data are missing, incomplete or empty; the message names the file and the remedy, and where the
             folder is in another layout, the expected one and what is there.
     """
+    from fedpeft.data.folders import unreadable_folder
     from fedpeft.data.partition import NOT_DRAWN, drawn, with_train_share
     from fedpeft.data.readable import readable
     from fedpeft.data.schema import EXCLUDED
@@ -134,6 +135,8 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         data = data_set.load(settings)
     except DataError as error:
         raise _add_layout(error, data_set, settings) from error
+    except OSError as error:
+        raise unreadable_folder(error, Path(settings.root or "")) from error
     if settings.exclude:
         data = data.without_images(settings.exclude)
     if dropped := frozenset(without):

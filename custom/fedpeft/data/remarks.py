@@ -18,7 +18,7 @@ from fedpeft.data.schema import SiteData
 
 
 def baseline(data: SiteData, *, min_images: int = 1, answers: Collection[str] = ()) -> float | None:
-    """Return the figure of the best constant answer, a fraction; None: nothing can be measured.
+    """Return the figure of a constant answer, a fraction; None: nothing can be measured.
 
     For accuracy and the macro-F1 of answers that is the most frequent answer of training, for balanced accuracy any one
     of its answers, for the macro-F1 of labels every label. `answers` are those of the head, if they are more than those
@@ -41,13 +41,13 @@ def _accepted(data: SiteData) -> list[set[str]]:
     return [{normalize(text) for text in (e.answer, *e.alternatives)} for e in data.test]
 
 
-def _classes(data: SiteData) -> list[str]:
-    vocabulary = AnswerVocabulary.from_examples(data.train)
+def _classes(data: SiteData, of_head: Collection[str]) -> list[str]:
+    vocabulary = AnswerVocabulary(of_head) if of_head else AnswerVocabulary.from_examples(data.train)
     return [vocabulary.class_of(example) for example in data.test]
 
 
 def _f1_of_answers(data: SiteData, min_images: int, of_head: Collection[str]) -> float | None:
-    answer, target = _most_frequent(data), _classes(data)
+    answer, target = _most_frequent(data), _classes(data, of_head)
     chosen = [own if answer in accepted else answer for own, accepted in zip(target, _accepted(data), strict=True)]
     right = Counter(own for own, other in zip(target, chosen, strict=True) if own == other)
     counts, times = _counted(target, min_images), Counter(chosen)
@@ -60,7 +60,7 @@ def _counted(answers: list[str], min_images: int) -> dict[str, int]:
 
 
 def _balanced_accuracy(data: SiteData, min_images: int, of_head: Collection[str]) -> float | None:
-    classes = _counted(_classes(data), min_images)
+    classes = _counted(_classes(data, of_head), min_images)
     if not classes:
         return None
     answers = of_head or {normalize(example.answer) for example in data.train}

@@ -149,7 +149,7 @@ class SiteData:
             raise DataError(
                 f"metric={metric!r} is none of images with labels, as site {self.site!r} has; leave it out, or set "
                 f"{MACRO_F1}.",
-                setting="metric",
+                setting="data.metric",
             )
         return replace(self, metric=metric)
 

@@ -173,8 +173,7 @@ class DataSettings:
                     f"root={self.root!r} is not a folder name; give a path, or None to use FEDPEFT_DATA.",
                     setting="root",
                 )
-            # a missing home stays as it is: no error must tell a job which users a site has
-            object.__setattr__(self, "root", Path(os.path.expanduser(self.root)))
+            object.__setattr__(self, "root", _folder(self.root))
         if self.site is not None and (not isinstance(self.site, str) or not self.site.strip()):
             raise DataError(
                 f"site={self.site!r} is not a site's name; give text, or None for the data set's own name.",
@@ -217,7 +216,7 @@ class DataSettings:
         defaults = {declared.name: declared.default for declared in fields(self)}
         for site, own in of_sites.items():
             theirs = {**defaults, **common, **(own if isinstance(own, Mapping) else {})}
-            shared = (theirs["dataset"], str(theirs["root"])) == (self.dataset, str(self.root))
+            shared = (theirs["dataset"], _folder(theirs["root"])) == (self.dataset, self.root)
             if not shared or theirs["partition"] == self.partition == NATURAL:
                 continue
             for name in DECIDE_PARTS:
@@ -307,6 +306,11 @@ class DataSettings:
             raise DataError(
                 f"{name}={getattr(self, name)!r} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
             )
+
+
+def _folder(root: Any) -> Path | None:
+    """Return a folder in one spelling; a missing home stays, as no error must tell a job which users a site has."""
+    return Path(os.path.expanduser(root)) if isinstance(root, str | Path) else None
 
 
 def listed_answers(answers: Any) -> tuple[str, ...]:

@@ -272,7 +272,7 @@ def released_metrics(
     """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
     If one group has fewer questions than `min_questions`, all groups are withheld, because it could be computed from
-    the others and the overall accuracy; and `below_constant`, as the best constant answer may be the small group's.
+    the others and the overall accuracy; and `below_constant`, as a constant answer may be the small group's.
     """
     small = any(0 < count < min_questions for count in questions.values())
     withheld = {*questions, BELOW_CONSTANT} if small else set()

@@ -78,7 +78,7 @@ class Introduction(_Message):
         dtype: of every tensor that the site will send, as torch names it.
         budget: how many transformer layers the site can train in a round.
         finished: the last round, up to the one that the server named, for which the site has its own state.
-        baseline: what the best constant answer reaches on the test split; only in the simulator, because it tells how
+        baseline: what a constant answer reaches on the test split; only in the simulator, because it tells how
             often an answer occurs.
         start_digest: SHA-256 of the adapter that the site starts from (`fedpeft.core.states.digest`), where all sites
             can compute it and one of them sends it to all; it depends on no data.
@@ -193,7 +193,7 @@ class TrainReply(_Message):
             and `closed` (of its questions of each kind), `validation` (as `overall`, of the validation split),
             `loss_first` and `loss` (mean training loss of the first and the last local epoch), `loss_start` and
             `loss_end` (with `training.measure: start`, mean loss on the probe samples before the first and after the
-            last step), `below_constant` (1 where `overall` was no better than the best constant answer in each of the
+            last step), `below_constant` (1 where `overall` was no better than a constant answer in each of the
             last three rounds, else 0).
         scores: one for each transformer layer, where the server asked for them.
         seconds: wall time of the local work.

@@ -139,7 +139,7 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
     """Return one row per site.
 
     Its cells: examples by split, images, answers or labels, closed test questions and those with unseen answers, what
-    the best constant answer reaches, and, if a site has any, samples of the files in no split.
+    a constant answer reaches, and, if a site has any, samples of the files in no split.
     """
     table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
     table.add_column("site", no_wrap=True)

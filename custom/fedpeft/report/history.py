@@ -15,12 +15,12 @@
                  "rejected": {"vqa-rad": "the reason, one sentence"}}]}
 
 metrics          by site, the metric of its `overall` (`fedpeft.core.metrics`); default: accuracy
-tested           test samples, and what the best constant answer reaches on them; null: unknown, as in a consortium
+tested           test samples, and what a constant answer reaches on them; null: unknown, as in a consortium
 open, closed     accuracies of questions of these kinds
 validation       as `overall`, on the validation split
 loss             mean training loss; loss_start, loss_end: mean on the probe samples at the ends of the round
 samples          training examples
-below_constant   1: no better than the best constant answer in each of the last three rounds; else 0 or null
+below_constant   1: no better than a constant answer in each of the last three rounds; else 0 or null
 sent             bytes of the adapter that the site sent
 alignment        transport distance of a site's adapter; alignment_report: what the alignment changed
 schedule         layers that each site was to train, and its score of every layer, none if layers are drawn; `numbers`
@@ -205,7 +205,7 @@ class Aligned:
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
-    """A site's test split: its samples, and what the best constant answer reaches on them, a fraction or None."""
+    """A site's test split: its samples, and what a constant answer reaches on them, a fraction or None."""
 
     samples: int = must(as_count)
     baseline: float | None = must(as_fraction, default=None)

@@ -38,7 +38,7 @@ MEAN, WEIGHTED = "mean", "weighted mean"
 AVERAGED = (MEAN, WEIGHTED)
 SHADES = 5
 DISTANCE = "Distance: mean of a site's neurons from those of the reference at their index"
-BASELINE = "baseline: what the best constant answer reaches"
+BASELINE = "baseline: what a constant answer reaches"
 EXAMPLES = "loss: of training, examples: train"
 BEST = "best: the highest mean of all sites; training.patience goes by the sites' median"
 BY_SAMPLES = "weighted mean: by the number of test samples, the loss by that of training samples"
@@ -159,7 +159,7 @@ def _megabytes(value: float | None) -> str:
 def last_round(history: History) -> Table:
     """Return the last round of every site: its metrics in percent, training loss, number of training examples.
 
-    If known, the number of test examples follows, and what the best constant answer reaches on them; then there is also
+    If known, the number of test examples follows, and what a constant answer reaches on them; then there is also
     a mean in which sites count by their samples. With several metrics a column names each site's, and each has means.
     """
     last, metrics, fractions, averages = history.rounds[-1], history.by_metric, parts(history), 0

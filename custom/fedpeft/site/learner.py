@@ -82,7 +82,7 @@ class Learner:
         shared: models of the other sites that take turns in this process; None: the site has one of its own.
 
     Attributes:
-        constant: score of the best constant answer on the test split; None: nothing can be measured.
+        constant: score of a constant answer on the test split; None: nothing can be measured.
         record: what the states of all rounds have in common.
         on_step: called after each step of a round, as `train_epochs` does.
         salt: part of every seed of the next round's training, secret in secure sums; empty: only the job's seed counts.

@@ -119,7 +119,7 @@ def courses_until(own: SiteState | None, round: int, course: torch.Tensor | None
 
 
 def below_constant(rounds: tuple[Figures, ...], constant: float | None) -> float | None:
-    """Return 1 if the site's last rounds were no better than the best constant answer, else 0; None: no figures."""
+    """Return 1 if the site's last rounds were no better than a constant answer, else 0; None: no figures."""
     figures = [values.get("overall") for values in rounds[-ROUNDS_BELOW:]]
     if constant is None or figures[-1] is None:
         return None

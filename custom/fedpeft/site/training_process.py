@@ -222,7 +222,7 @@ def training_facts(learner: Learner) -> dict[str, Any]:
 def _print_remarks(learner: Learner) -> None:
     """Write remarks on a site's data to its own log, which FLARE does not pass on: they may name images."""
     constant, questions = learner.constant, len(learner.data.test)
-    reached = f"The best constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
+    reached = f"A constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
     cut = cut_texts(learner.data, learner.backbone, answers=not ANSWERING.get(learner.training.answering).head)
     unread = unread_questions(learner.data, learner.backbone_name)
     for text in filter(None, [*remarks(learner.data), *unread, *cut, reached]):
