@@ -66,6 +66,28 @@ def test_the_figure_of_a_run_is_the_mean_of_its_sites_over_the_last_rounds():
     assert math.isnan(RUNS[0].figure(MACRO_F1))
 
 
+def test_a_run_of_fewer_rounds_is_not_the_best_of_more():
+    short, long = (
+        outcome("short", 0, (0.5, 0.5), (0.5, 0.5)),
+        outcome("long", 0, *[(x, x) for x in (0.2, 0.3, 0.4, 0.5)]),
+    )
+    table = compared([short, long], baseline="short", last=3)
+    assert cells(table, "mean accuracy (%)") == ["50.0*", "40.0"]
+    assert cells(table, "minus short") == ["–", "-5.0, one seed*"]
+    assert not table.best
+    assert "Differences are over the sites and rounds that both runs have." in table.notes
+    alike = compared([short, replace(short, method="other")], baseline="short", last=3)
+    assert cells(alike, "mean accuracy (%)") == ["50.0", "50.0"]
+    assert cells(alike, "minus short") == ["–", "+0.0, one seed"]
+
+
+def test_no_difference_is_a_negative_zero():
+    one, other = outcome("one", 0, (0.503333333333, 0.5)), outcome("other", 0, (0.503333333331, 0.5))
+    table = compared([one, other], baseline="one")
+    assert cells(table, "minus one") == ["–", "+0.0, one seed"]
+    assert "-0" not in csv_of(table)
+
+
 def test_megabytes_are_those_of_one_site_and_add_up_over_rounds():
     assert RUNS[0].megabytes() == pytest.approx([1, 2])
 

@@ -60,7 +60,7 @@ def test_a_check_that_raises_is_reported_and_hides_no_other(monkeypatch):
 def test_the_exit_code_is_1_where_a_check_fails_and_0_after_warnings(make_kit, capsys, monkeypatch):
     monkeypatch.setattr("fedpeft.doctor.examine", lambda context, during: [("a", Finding("warn", "so so"))])
     assert cli.main(["doctor"]) == 0
-    assert "0 passed, 1 warnings, 0 failed" in capsys.readouterr().out
+    assert "0 passed, 1 warning, 0 failed" in capsys.readouterr().out
     monkeypatch.setattr("fedpeft.doctor.examine", lambda context, during: [("a", Finding("fail", "no"))])
     assert cli.main(["doctor", "--startup-kit", str(make_kit("site"))]) == 1
     assert cli.main(["doctor", "nothing"]) == 1

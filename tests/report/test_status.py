@@ -67,6 +67,16 @@ def test_rejected_replies_are_named(tmp_path):
     assert progress.rejected == ("head, rounds 1, 2: late", "slake, round 2: late")
 
 
+def test_means_of_fewer_sites_say_of_how_many(tmp_path):
+    made = history(2)  # one of its three sites tells no figure
+    assert read_progress(write(tmp_path, history=made)).of_sites == ""
+    made["rounds"][1]["sites"] = {"slake": {"overall": 0.5}}
+    progress = read_progress(write(tmp_path, history=made))
+    assert progress.figures == "accuracy 50.0 % of 1 of 2 sites"
+    made["rounds"][1]["rejected"] = {"never": "late", "head": "late"}
+    assert read_progress(write(tmp_path, history=made)).of_sites == "of 1 of 3 sites"
+
+
 def test_sites_that_are_no_better_than_a_constant_answer_are_named_and_shown(tmp_path):
     made = history(4)
     for one in made["rounds"]:

@@ -10,7 +10,9 @@ from histories import FIVE, PROCEDURAL, complete, gaps, record
 from rich.cells import cell_len
 from rich.console import Console
 
+from fedpeft.compare.outcome import outcome_of
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import describe_means, means_of
 from fedpeft.report.history_reader import parse
 from fedpeft.report.outputs import markdown, page, print_tables, tidy_csv
 from fedpeft.report.page_parts import Picture
@@ -104,7 +106,7 @@ def test_the_baseline_and_the_number_of_test_examples_stand_beside_the_last_roun
     made["tested"] = {"north": {"samples": 120, "baseline": 0.25}, "south": {"samples": 60, "baseline": None}}
     table = last_round(parse(made, origin="h"))
     assert table.columns[4:] == ("baseline", "loss", "train", "test")
-    assert [(row[4], row[-1]) for row in table.rows] == [("25.0", "120"), ("–", "60"), ("–", "–"), ("25.0", "90")]
+    assert [(row[4], row[-1]) for row in table.rows] == [("25.0", "120"), ("–", "60"), ("–", "–"), ("25.0*", "90*")]
     assert table.marks.endswith("baseline: what a constant answer reaches, loss: of training, examples: train, test")
     assert "25.0" in markdown(parse(made, origin="h"))
     made["tested"]["north"]["baseline"] = None
@@ -198,7 +200,28 @@ def test_the_baseline_of_a_mean_is_that_of_the_sites_in_it():
     made["rounds"][-1]["rejected"] = {"refused": "NaN"}
     table = last_round(parse(made, origin="h"))
     column = table.columns.index("baseline")
-    assert {row[0]: row[column] for row in table.rows[-2:]} == {"mean": "15.0", "weighted mean": "12.5"}
+    assert {row[0]: row[column] for row in table.rows[-2:]} == {"mean": "15.0*", "weighted mean": "12.5*"}
+
+
+def test_equal_figures_of_two_rounds_have_equal_means_and_the_first_is_the_best():
+    made = record(("a", "b", "c", "d", "e"), 2)
+    shares = [round(right / 24, 12) for right in (11, 9, 10, 8, 8)]
+    for one, order in zip(made["rounds"], ([0, 1, 2, 3, 4], [3, 2, 0, 4, 1]), strict=True):
+        for site, place in zip("abcde", order, strict=True):
+            one["sites"][site] |= {"validation": shares[place]}
+    assert best_round(parse(made, origin="h")).rows[0][1] == "1"
+
+
+def test_a_mean_is_the_same_in_every_table():
+    made = record(("a", "b", "c", "d"), 1)
+    for site, share in zip("abcd", (0.375, 0.45, 0.475, 0.45), strict=True):
+        made["rounds"][0]["sites"][site]["overall"] = share
+    made["tested"] = {site: {"samples": 40, "baseline": 0.1} for site in "abcd"}
+    history = parse(made, origin="h")
+    assert [row[1] for row in last_round(history).rows[-2:]] == ["43.8", "43.8"]
+    figures = made["rounds"][0]["sites"]
+    assert describe_means(means_of({}, {site: one["overall"] for site, one in figures.items()})) == "accuracy 43.8 %"
+    assert f"{outcome_of(history, method='a').figure('accuracy'):.1f}" == "43.8"
 
 
 def test_what_was_refused_is_missing_in_what_was_sent():

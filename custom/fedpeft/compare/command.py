@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.text import counted
 from fedpeft.job import JOB_HELP
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _show_and_write(
     write_files(out, files | ({LOSSES: losses} if losses else {}))
     print(f"tables and picture  {out}\npage                {out / NAME}.html")
     if failed:
-        raise FedpeftError(f"{len(failed)} runs failed, the others are kept; the first: {failed[0]}")
+        raise FedpeftError(f"{counted(len(failed), 'run')} failed, the others are kept; the first: {failed[0]}")
 
 
 def _refuse_experiment_options(chosen: argparse.Namespace) -> None:

@@ -56,7 +56,7 @@ class Outcome:
     loss_end: tuple[BySite, ...] = ()  # the same at its end
     # at each point of a round's course, and for each round: site -> loss of its training batches; empty: not measured
     loss_course: tuple[tuple[BySite, ...], ...] = ()
-    refused: int = 0  # replies that the check of updates refused; they are in no figure
+    refused: int = 0  # replies that the server left out; they are in no figure
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric, of each over the last rounds, in percent; NaN: none."""
@@ -84,11 +84,10 @@ class Outcome:
     def missing(self, *, last: int = 1, metric: str | None = None) -> frozenset[tuple[int, str]]:
         """Return the sites that have no figure in one of the last rounds, with that round, 0 for the last one.
 
-        With a metric, only sites that are measured by it.
+        With a metric, only sites that are measured by it. A run of fewer rounds lacks the figures of the others.
         """
-        rounds = range(min(last, len(self.figures)))
         known = {site: self._last_figures(site, last) for site, own in self.metrics.items() if metric in (None, own)}
-        return frozenset((back, site) for site in known for back in rounds if back not in known[site])
+        return frozenset((back, site) for site in known for back in range(last) if back not in known[site])
 
     def _last_figures(self, site: str, last: int) -> dict[int, float]:
         """Return a site's figures in the last rounds, by how many rounds before the last one."""
@@ -98,7 +97,7 @@ class Outcome:
     def pooled_figure(self, *, last: int = 1) -> float:
         """Return the mean of `pooled` over the last rounds, in percent; NaN: there is none."""
         values = self.pooled[-last:]
-        return 100 * sum(values) / len(values) if values else math.nan
+        return 100 * statistics.fmean(values) if values else math.nan
 
     @property
     def last_validation(self) -> BySite:
@@ -108,7 +107,7 @@ class Outcome:
     def validation_figure(self) -> float:
         """Return the mean over the sites of their last figures on the validation splits, in percent; NaN: none."""
         values = self.last_validation.values()
-        return 100 * sum(values) / len(values) if values else math.nan
+        return 100 * statistics.fmean(values) if values else math.nan
 
     def complete(self, *, last: int = 1) -> bool:
         """Return whether every site has a figure in the last rounds."""
@@ -202,6 +201,7 @@ def outcome_of(history: History, *, method: str, recipe: str = "") -> Outcome:
         recipe=recipe,
         samples={s: r.samples for one in rounds for s, r in one.sites.items() if r.samples is not None},
         alignment=alignment_of(history),
+        refused=sum(len(one.rejected) for one in rounds),
         loss_start=_losses(history, ENDS[0]),
         loss_end=_losses(history, ENDS[1]),
     )

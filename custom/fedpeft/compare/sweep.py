@@ -33,7 +33,7 @@ from fedpeft.report.palette import (
     svg,
 )
 from fedpeft.report.tables import Table
-from fedpeft.report.wording import DASH, FEWER
+from fedpeft.report.wording import DASH, FEWER, FEWER_SITES
 
 LOG_RATIO = 20  # ratio of the largest to the smallest value above which the axis is logarithmic
 AXIS_LETTERS = 80  # letters below the axis
@@ -48,7 +48,12 @@ class Sweep:
     axis: Axis
     # by method, as many lists as there are values; one is empty where no run ended
     runs: Mapping[str, Sequence[Sequence[Outcome]]]
-    last: int = 1  # rounds whose mean is a run's figure
+    last: int = 1  # rounds whose mean is a run's figure, at most those of the longest run
+
+    def __post_init__(self) -> None:
+        """Count no rounds that no run has."""
+        longest = max((len(run.figures) for run in self.outcomes), default=1)
+        object.__setattr__(self, "last", min(self.last, longest))
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -164,7 +169,7 @@ def _notes(sweep: Sweep, *, several: bool, few: bool) -> list[str]:
     if sweep.axis.setting == SITES:
         notes.append("Each value has sites of its own, and its figures are of those.")
     if not all(run.complete(last=sweep.last) for run in outcomes):
-        notes.append(f"{FEWER} of some sites: others were not drawn, did not answer, or tell no figure.")
+        notes.append(FEWER_SITES)
     return notes
 
 

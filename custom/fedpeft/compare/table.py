@@ -28,9 +28,9 @@ from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing
 from fedpeft.core.metrics import BALANCED_ACCURACY, TITLES
-from fedpeft.core.text import csv_cell
+from fedpeft.core.text import counted, csv_cell
 from fedpeft.report.tables import Table
-from fedpeft.report.wording import DASH, FEWER, Alignment
+from fedpeft.report.wording import DASH, FEWER, FEWER_SITES, Alignment
 
 Cells = tuple[tuple[str, ...], ...]  # a row of heads, then the others
 GAP, EDGES = 2, 2  # letters between columns and beside the table of the terminal
@@ -176,6 +176,7 @@ def paired(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float
 def signed(differences: Sequence[float]) -> str:
     """Return the mean of differences with its interval as text, and say if there are only one or two seeds."""
     mean, half = interval(differences)
+    mean = round(mean, 1) + 0.0  # of a negative zero, zero
     if len(differences) == 1:
         return f"{mean:+.1f}, one seed"
     return f"{mean:+.1f} ± {half:.1f}" + ", two seeds" * (len(differences) == 2)
@@ -191,6 +192,7 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Ta
         by_method.setdefault(run.method, []).append(run)
     if baseline not in by_method:
         raise FedpeftError(f"--baseline {baseline!r} is none of {', '.join(by_method)}: name one of them.")
+    last = min(last, max(len(run.figures) for run in outcomes))
     beside = published(outcomes)
     columns = _Columns(list(by_method))
     _add_figures(columns, outcomes, by_method, baseline, last)
@@ -321,7 +323,8 @@ class _Columns:
 
     def _keep(self, head: str, numbers: Sequence[float | None]) -> None:
         finite = (number if number is not None and math.isfinite(number) else None for number in numbers)
-        self.values.append((head, tuple(number if number is None else round(number, 4) for number in finite)))
+        rounded = (number if number is None else round(number, 4) for number in finite)
+        self.values.append((head, tuple(abs(number) if number == 0 else number for number in rounded)))
 
     def _mark_best(self, means: Sequence[float | None]) -> None:
         """Mark the highest figure of the next column, as it is shown; none if two methods share it."""
@@ -379,11 +382,11 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
     if len(sites) > MAX_SITES:
         notes.append(f"{len(sites)} sites: more than {MAX_SITES} have no columns of their own.")
     if not all(run.complete(last=last) for run in outcomes):
-        notes.append(f"{FEWER} of some sites: others were not drawn, did not answer, or tell no figure.")
+        notes.append(FEWER_SITES)
         if len({run.method for run in outcomes}) > 1:
             notes.append("Differences are over the sites and rounds that both runs have.")
     if refused := sum(run.refused for run in outcomes):
-        notes.append(f"{refused:,} replies are in no figure: the check of updates (method.robust) refused them.")
+        notes.append(f"Left out by the server, and in no figure: {counted(refused, 'reply', 'replies')}.")
     if any(run.pooled for run in outcomes):
         measured = " measured by balanced accuracy" * (len(metrics_of(outcomes)) > 1)
         notes.append(f"{POOLED}: on the test images of all sites{measured} together, the mean over their classes.")

@@ -291,7 +291,8 @@ def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
             if lacking := step.lacking(label):
                 yield f"{label} has no figure of {', '.join(lacking)} {after}, and stands below those that have all."
             if refused := sum(run.refused for run in runs):
-                yield f"{label}, {after}: the check of updates (method.robust) refused {refused:,} replies."
+                replies = counted(refused, "reply", "replies")
+                yield f"{label}, {after}: the check of updates (method.robust) refused {replies}."
     for label, reason in (pair for step in steps for pair in step.failed.items()):
         yield f"{label} failed: {reason}"
 

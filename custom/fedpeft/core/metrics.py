@@ -8,7 +8,10 @@ and `closed`, of questions of these kinds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from statistics import fmean
+
+from fedpeft.core.text import sites_in_words
 
 VALIDATION = "validation"  # the name of the same figure on the validation split
 ENDS = ("loss_start", "loss_end")  # mean loss on the probe before the first and after the last step of a round
@@ -32,12 +35,31 @@ def means_of(metrics: Mapping[str, str], figures: Mapping[str, float | None]) ->
     for site, figure in figures.items():
         if figure is not None:
             values.setdefault(metrics.get(site, ACCURACY), []).append(figure)
-    return {metric: sum(known) / len(known) for metric, known in values.items()}
+    return {metric: fmean(known) for metric, known in values.items()}
 
 
-def describe_means(means: Mapping[str, float]) -> str:
-    """Return the means of `means_of`, fractions, as in "accuracy 90.0 %, macro-F1 25.0 %"."""
-    return ", ".join(f"{TITLES[metric]} {100 * mean:.1f} %" for metric, mean in means.items())
+def describe_means(means: Mapping[str, float], of_sites: str = "") -> str:
+    """Return the means of `means_of`, fractions, as in "accuracy 90.0 %, macro-F1 25.0 % of 4 of 5 sites"."""
+    text = ", ".join(f"{TITLES[metric]} {100 * mean:.1f} %" for metric, mean in means.items())
+    return f"{text} {of_sites}" if text and of_sites else text
+
+
+def of_fewer_sites(rounds: Iterable[tuple[Mapping[str, float | None], Collection[str]]]) -> str:
+    """Return of how many sites the means of the last round are, as in "of 4 of 5 sites"; empty: of all.
+
+    Each round has the figures of its sites and the sites whose replies were rejected. A site that never tells a figure
+    is none of them.
+    """
+    last = 0
+    known: set[str] = set()
+    rejected: set[str] = set()
+    replied: set[str] = set()
+    for figures, refused in rounds:
+        told = {site for site, figure in figures.items() if figure is not None}
+        last, known = len(told), known | told
+        rejected, replied = rejected | {*refused}, replied | figures.keys()
+    every = len(known | (rejected - replied))
+    return f"of {sites_in_words(last, every)}" if last < every else ""
 
 
 def pooled_balanced_accuracy(sites: Iterable[Mapping[str, tuple[int, int]]]) -> float | None:

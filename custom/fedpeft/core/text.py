@@ -51,9 +51,15 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: `1 round`, `2 rounds`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def sites_in_words(count: int, every: int) -> str:
+    """Return in words how many of all sites a mean is of."""
+    sites = counted(every, "site")
+    return sites if count == every else f"{count or 'none'} of {sites}"
 
 
 def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:

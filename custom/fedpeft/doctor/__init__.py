@@ -17,7 +17,7 @@ from rich.text import Text
 from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
-from fedpeft.core.text import one_line
+from fedpeft.core.text import counted, one_line
 from fedpeft.doctor.context import FAIL, PASS, WARN, Context, Finding, failed, open_context
 
 __all__ = ["Context", "Finding", "examine", "open_context", "register"]
@@ -71,7 +71,8 @@ def print_findings(context: Context, *, console: Console | None = None) -> None:
         _print(console, group, finding)
     if context.job is None:
         console.print(Text("Name a job's folder to check its data, backbone and memory too."), soft_wrap=True)
-    console.print(Text(f"{counts[PASS]} passed, {counts[WARN]} warnings, {counts[FAIL]} failed"), soft_wrap=True)
+    warnings = counted(counts[WARN], "warning")
+    console.print(Text(f"{counts[PASS]} passed, {warnings}, {counts[FAIL]} failed"), soft_wrap=True)
     if counts[FAIL]:
         raise FedpeftError(
             f"{counts[FAIL]} of {counts.total()} checks failed: follow the lines above, then run doctor again."

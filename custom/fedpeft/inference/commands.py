@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.text import counted
 
 if TYPE_CHECKING:
     from fedpeft.core.console import Console
@@ -157,7 +158,7 @@ def facts(
             f"{name} {percent(value)} %" for name, value in figures.items() if value is not None and name != "overall"
         ]
         inner = f" ({', '.join(parts)})" if parts else ""
-        yield f"measured {TITLES[record.metric]} {percent(figures['overall'])} %{inner} on {known} examples"
+        yield f"measured {TITLES[record.metric]} {percent(figures['overall'])} %{inner} on {counted(known, 'example')}"
 
 
 def _draw_heatmap(file: Path, predictor: Predictor, prediction: Prediction) -> None:

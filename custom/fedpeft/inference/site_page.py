@@ -22,7 +22,7 @@ from PIL import Image
 from fedpeft.core.files import replacing
 from fedpeft.core.metrics import ENDS, TITLES, VALIDATION
 from fedpeft.core.seeds import derive
-from fedpeft.core.text import capitalized
+from fedpeft.core.text import capitalized, counted
 from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
 from fedpeft.inference.predictor import Prediction
@@ -229,7 +229,8 @@ def page(subject: Subject, *, examples: int) -> str:
     record, data = subject.kept.record, subject.data
     head = "label" if record.labelled else "answer" if record.asks else "class"
     counts = "; ".join(f"{len(examples)} in {name}" for name, examples in data.splits().items() if examples)
-    lead = f"{TITLES[record.metric]} on {len(data.test)} test examples after round {subject.kept.state.round}"
+    tested = counted(len(data.test), "test example")
+    lead = f"{TITLES[record.metric]} on {tested} after round {subject.kept.state.round}"
     bars = drawn(lambda: distribution(data.train, data.test))
     shares = Picture(svg(bars, f"How often each {head} of site {record.site} occurs."))
     described = f"Bars of the share of training and test examples that have each {head}; a table below has the counts."

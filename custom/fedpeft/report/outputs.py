@@ -18,7 +18,7 @@ from rich.text import Text
 
 from fedpeft.core.console import Console, cell
 from fedpeft.core.metrics import TITLES as METRICS
-from fedpeft.core.text import csv_cell
+from fedpeft.core.text import csv_cell, sites_in_words
 from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture, figure, headline, laid_out, page_of, section
 from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_and_best, trained_layers
@@ -35,7 +35,6 @@ from fedpeft.report.wording import (
     note,
     parts,
     rejections,
-    sites_in_words,
 )
 
 MAX_LENGTH = 20  # letters of a name before it is folded

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedpeft.core.text import counted
+from fedpeft.core.text import counted, sites_in_words
 from fedpeft.protocol.fields import MB
 from fedpeft.report import loss_plot, schedule_plot
 from fedpeft.report.history import History
@@ -38,7 +38,7 @@ from fedpeft.report.palette import (
     svg,
     text_width,
 )
-from fedpeft.report.wording import caption, mean_lines, means, percent, plot_title, series, sites_in_words
+from fedpeft.report.wording import caption, mean_lines, means, percent, plot_title, series
 
 MEAN_DASHES = ("-", (0, (6, 2)), (0, (4, 1, 1, 1)))  # of a mean for each metric
 MANY_ROUNDS = 12  # with more of them markers would hide the lines
@@ -52,6 +52,7 @@ MAX_LENGTH = 26  # letters of a site's name
 SIDE_TITLES = {"loss": "Training loss", "alignment": "Transport distance (alignment)"}
 COUNTED = "Adapters only, without FLARE's own messages."
 LESS = "Dotted to the right: other sites sent more."
+REFUSED = "Refused replies are not counted."
 
 
 def pictures(history: History) -> dict[str, Picture]:
@@ -169,7 +170,8 @@ def sent_so_far(history: History) -> Places:
 def sent_explained(history: History) -> str:
     """Return what the picture counts, and what its dots mean."""
     less = LESS if len({line[-1] for line in sent_so_far(history).sites.values()}) > 1 else ""
-    return " ".join(filter(None, (COUNTED, less, explained(history))))
+    refused = REFUSED if any(one.rejected for one in history.rounds) else ""
+    return " ".join(filter(None, (COUNTED, refused, less, explained(history))))
 
 
 def explained(history: History) -> str:

@@ -24,7 +24,7 @@ from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_HISTORY, read_json
 from fedpeft.core.locks import lock_file
-from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, describe_means, means_of, title_of
+from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, describe_means, means_of, of_fewer_sites, title_of
 from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST, OF_SIMULATOR
 from fedpeft.report.history import (
@@ -74,6 +74,7 @@ class Progress:
     # by metric, the mean over the sites of the last round
     means: Mapping[str, float | None] = must(by_name(as_fraction, "metric"), default_factory=dict)
     mean: float | None = must(as_fraction, default=None)  # if all sites have one metric, its mean, for older consoles
+    of_sites: str = must(as_sentence, default="")  # as in "of 4 of 5 sites"; empty: the means are of all
     measured_by: str = must(as_sentence, default=title_of(()))  # all metrics in words
     seconds: float | None = must(as_seconds, default=None)  # the last round's duration
     pace: float | None = must(as_seconds, default=None)  # mean seconds of the last rounds
@@ -89,7 +90,7 @@ class Progress:
         """The means of the last round in words; empty: there are none."""
         if self.means or self.mean is None:
             known = {metric: mean for metric, mean in self.means.items() if metric in TITLES and mean is not None}
-            return describe_means(known)
+            return describe_means(known, self.of_sites)
         return f"{self.measured_by} {100 * self.mean:.1f} %"  # of an older server
 
     @property
@@ -167,9 +168,8 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
         fail(where, "'rounds'", done, "a list of rounds")
     done = [as_mapping(one, where, "a round") for one in done]
     last = done[-1] if done else {}
-    sites = as_mapping(last.get("sites", {}), where, "'sites'")
-    replies = {name: as_mapping(site, where, "a site") for name, site in sites.items()}
-    overall = {name: as_fraction(need(one, "overall", where), where, "'overall'") for name, one in replies.items()}
+    told = [(_figures(one, where), as_mapping(one.get("rejected", {}), where, "'rejected'").keys()) for one in done]
+    overall = told[-1][0] if told else {}
     recent = [as_seconds(one.get("seconds"), where, "'seconds'") for one in done[-RECENT:]]
     paced = [seconds for seconds in recent if seconds is not None]
     if manifest and manifest.get("status") not in (COMPLETED, FAILED):
@@ -185,6 +185,7 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
             "rounds": training.get("rounds"),
             "means": means,
             "mean": next(iter(means.values())) if len(means) == 1 else None,
+            "of_sites": of_fewer_sites(told),
             "measured_by": title_of(metrics.values()),
             "seconds": last.get("seconds"),
             "pace": sum(paced) / len(paced) if paced else None,
@@ -195,6 +196,13 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
         },
         where=where,
     )
+
+
+def _figures(one: Mapping[str, Any], where: str) -> dict[str, float | None]:
+    """Return the sites' figures in a round."""
+    sites = as_mapping(one.get("sites", {}), where, "'sites'")
+    replies = {name: as_mapping(site, where, "a site") for name, site in sites.items()}
+    return {name: as_fraction(need(site, "overall", where), where, "'overall'") for name, site in replies.items()}
 
 
 def _rejections(done: list[Mapping[str, Any]], where: str) -> list[str]:

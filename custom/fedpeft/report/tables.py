@@ -170,14 +170,14 @@ def last_round(history: History) -> Table:
         cells = [_cell(last, site, getattr(result, fraction, None)) for fraction in fractions]
         loss = DASH if result is None or result.loss is None else f"{result.loss:.3f}"
         samples = DASH if result is None or result.samples is None else str(result.samples)
-        constant, tested = _tested(history, [site])
+        constant, tested = _tested(history, [site], 1)
         rows.append((site, metric_of[site], *cells, *constant, loss, samples, *tested))
     for name, sites in metrics.items():
         cells = [_mean(history, fraction, -1, sites=sites) for fraction in fractions]
         loss = _mean(history, "loss", -1, "{:.3f}", sites=sites)
         samples = _mean(history, "samples", -1, "{:.0f}", sites=sites)
         present = [site for site in sites if site in last.sites and last.sites[site].overall is not None]
-        constant, tested = _tested(history, present)
+        constant, tested = _tested(history, present, len(sites))
         rows.append((MEAN, TITLES[name], *cells, *constant, loss, samples, *tested))
         averages += 1
         if weights := tested_weights(history, sites):
@@ -187,7 +187,8 @@ def last_round(history: History) -> Table:
             ]
             trained = {site: result.samples or 0 for site, result in last.sites.items()}
             loss = _mean(history, "loss", -1, "{:.3f}", sites=sites, weights=trained)
-            constant = [_weighted_baseline(history, {site: weights[site] for site in present})] * len(constant)
+            of_present = {site: weights[site] for site in present}
+            constant = [_weighted_baseline(history, of_present, len(sites))] * len(constant)
             rows.append((WEIGHTED, TITLES[name], *cells, *constant, loss, "", ""))
             averages += 1
     columns = ("site", "metric", *fractions, *["baseline"] * len(constant), "loss", "train", *["test"] * len(tested))
@@ -201,21 +202,24 @@ def last_round(history: History) -> Table:
     return replace(table, averages=averages, marks=marks)
 
 
-def _weighted_baseline(history: History, weights: Mapping[str, int]) -> str:
-    """Return the mean of the baselines, weighted by test samples, of the sites that have one."""
+def _weighted_baseline(history: History, weights: Mapping[str, int], every: int) -> str:
+    """Return the mean of the baselines, weighted by test samples, of the sites that have one, marked if not of all."""
     known = [(history.tested[site].baseline, weight) for site, weight in weights.items()]
-    known = [(value, weight) for value, weight in known if value is not None]
-    total = sum(weight for _, weight in known)
-    return percent(sum(value * weight for value, weight in known) / total) if total else DASH
+    known = [(value, weight) for value, weight in known if value is not None and weight]
+    return percent(statistics.fmean(*zip(*known, strict=True))) + FEWER * (len(known) < every) if known else DASH
 
 
-def _tested(history: History, sites: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the cells with the mean baseline and the mean number of test examples of some sites; empty if unknown."""
+def _tested(history: History, sites: Collection[str], every: int) -> tuple[list[str], list[str]]:
+    """Return the cells with the mean baseline and the mean number of test examples of some sites; empty if unknown.
+
+    Those of fewer than `every` sites are marked.
+    """
     known = {site: tested for site, tested in history.tested.items() if site in sites}
     constants = [tested.baseline for tested in known.values() if tested.baseline is not None]
     has_constants = any(tested.baseline is not None for tested in history.tested.values())
-    constant = percent(sum(constants) / len(constants)) if constants else DASH
-    count = f"{sum(tested.samples for tested in known.values()) / len(known):.0f}" if known else DASH
+    constant = percent(statistics.fmean(constants)) + FEWER * (len(constants) < every) if constants else DASH
+    count = f"{statistics.fmean(tested.samples for tested in known.values()):.0f}" if known else DASH
+    count += FEWER * (0 < len(known) < every)
     return [constant] * has_constants, [count] * bool(history.tested)
 
 

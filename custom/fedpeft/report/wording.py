@@ -5,17 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, NO_BETTER
 from fedpeft.core.metrics import TITLES as METRICS
-from fedpeft.core.text import capitalized, counted
+from fedpeft.core.text import capitalized
 from fedpeft.report.history import History
 
 NOTHING_MEDICAL = "these figures say nothing about medicine"
 DASH = "–"
 REJECTED = "×"
 FEWER = "*"
+FEWER_SITES = (
+    f"{FEWER} of some sites or rounds: others were not drawn, did not answer, were refused, or tell no figure."
+)
 IDENTITY = "identity"  # the solver that moves nothing
 STAY_ALIGNED = "sites that start from one adapter stay aligned"
 TITLES = {"overall": "all questions", "open": "open questions", "closed": "closed questions"}
@@ -177,12 +181,6 @@ class Mean:
         return self.count == self.every
 
 
-def sites_in_words(count: int, every: int) -> str:
-    """Return in words how many of all sites a mean is of."""
-    sites = counted(every, "site")
-    return sites if count == every else f"{count or 'none'} of {sites}"
-
-
 def series(history: History, quantity: str) -> dict[str, list[float | None]]:
     """Return a quantity of every site, round by round; None if the site has no figure in that round."""
     if quantity not in QUANTITIES:
@@ -213,8 +211,7 @@ def means(
     averages = []
     for index in range(len(history.rounds)):
         known = [(line[index], weight) for line, weight in lines if line[index] is not None and weight]
-        total = sum(weight for _, weight in known)
-        mean = sum(value * weight for value, weight in known) / total if known else None
+        mean = fmean(*zip(*known, strict=True)) if known else None  # exact, so that equal figures have equal means
         averages.append(Mean(value=mean, count=len(known), every=len(lines)))
     return averages
 

@@ -27,7 +27,7 @@ from fedpeft.compare.runs import outcomes_of, read_runs
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import runs_folder
-from fedpeft.core.text import duration
+from fedpeft.core.text import counted, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
@@ -188,12 +188,12 @@ def _row(run: Run, progress: Progress | None, now: float) -> str:
 
 
 def _rounds(progress: Progress) -> str:
-    return f"{progress.round} of {progress.rounds} rounds" if progress.rounds else f"{progress.round} rounds"
+    return f"{progress.round} of {progress.rounds} rounds" if progress.rounds else counted(progress.round, "round")
 
 
 ALIKE = "These runs have the same method, settings and seed, or other data: there is nothing to compare."
 CANNOT = "These runs cannot be compared: `fedpeft compare` on their folders says why."
-LEFT_OUT = "<p>{} runs of this job with other sites or data are left out.</p>"
+LEFT_OUT = "<p>Left out for other sites or data: {}.</p>"
 MAX_RUNS = 24
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,8 @@ class Comparisons:
             log.warning("%s", error)
             return message(ALIKE if str(error) == ALIKE else CANNOT)
         _, table, drawn, outcomes, others = self._drawn
-        return comparison_page(table, drawn, outcomes, top=BACK + LEFT_OUT.format(others) * bool(others))
+        left_out = LEFT_OUT.format(counted(others, "run")) * bool(others)
+        return comparison_page(table, drawn, outcomes, top=BACK + left_out)
 
 
 def _different(group: Group) -> tuple[Mapping[Path, History], int]:

@@ -22,7 +22,7 @@ from fedpeft.core.errors import LocalError
 from fedpeft.core.files import write_json
 from fedpeft.core.keys import layers_of
 from fedpeft.core.locks import FILE as LOCK
-from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, NO_BETTER, describe_means, means_of, title_of
+from fedpeft.core.metrics import ACCURACY, BELOW_CONSTANT, NO_BETTER, describe_means, means_of, of_fewer_sites, title_of
 from fedpeft.core.text import RECENT, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST
 from fedpeft.methods.settings import MethodSettings
@@ -216,7 +216,11 @@ class RunRecorder:
         last = self._history["rounds"][-1]
         metrics = self._history.get("metrics", {})
         overall = means_of(metrics, {site: figures["overall"] for site, figures in last["sites"].items()})
-        reached = describe_means(overall) or f"{title_of(metrics.values())} not measured"
+        told = [
+            ({site: figures["overall"] for site, figures in one["sites"].items()}, one["rejected"])
+            for one in self._history["rounds"]
+        ]
+        reached = describe_means(overall, of_fewer_sites(told)) or f"{title_of(metrics.values())} not measured"
         assigned = last["schedule"].get("layers", {})
         layers = "; ".join(
             f"{site} trained layers {', '.join(map(str, chosen))}"
