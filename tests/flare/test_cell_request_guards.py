@@ -11,6 +11,7 @@ from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 
 from fedpeft.flare import admission_components
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
+from fedpeft.flare.hardening import jobs
 from fedpeft.flare.hardening.requests import HANDLERS, NO_DIAGNOSIS, guard_cell_requests
 
 TOPICS = sorted(value for name, value in vars(net_agent).items() if name.startswith("_TOPIC_"))
@@ -46,9 +47,10 @@ def test_no_request_of_the_network_diagnosis_is_answered(topic, handlers):
 @pytest.mark.parametrize("component", [SubmissionGuard, AdmittedAppDeployer])
 def test_server_and_site_have_the_guards(component, monkeypatch):
     called = []
-    for name in vars(admission_components):
+    monkeypatch.setattr(admission_components, "limit_log_records", lambda: None)
+    for name in {*vars(jobs)} - {"guard_server", "guard_site"}:
         if name.startswith(("guard_", "limit_")):
-            monkeypatch.setattr(admission_components, name, lambda name=name: called.append(name))
+            monkeypatch.setattr(jobs, name, lambda name=name: called.append(name))
     component()
-    assert "guard_cell_requests" in called
+    assert {"guard_cell_requests", "limit_frames", "limit_messages"} <= {*called}
     assert component is AdmittedAppDeployer or {"guard_job_requests", "guard_job_failures"} <= {*called}

@@ -14,17 +14,8 @@ from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from fedpeft.core.text import limit_log_records
-from fedpeft.flare.hardening.connections import guard_connections
-from fedpeft.flare.hardening.jobs import guard_configurations, guard_deployments, guard_job_failures, guard_submissions
-from fedpeft.flare.hardening.message_limits import limit_frames, limit_messages
-from fedpeft.flare.hardening.requests import (
-    check_job_id,
-    guard_audit,
-    guard_cell_requests,
-    guard_job_requests,
-    guard_origins,
-    guard_requests,
-)
+from fedpeft.flare.hardening.jobs import guard_server, guard_site
+from fedpeft.flare.hardening.requests import check_job_id
 from fedpeft.job.admission import admit_app
 from fedpeft.job.strict_files import AdmissionError
 
@@ -34,16 +25,10 @@ NOT_DEPLOYED = "the job could not be deployed; this site's log says why."
 FIRST_CHECK = ("fedpeft.job.settings", "fedpeft.importance.lntk", "fedpeft.importance.saliency")
 
 
-def _keep_from_other_users() -> None:
-    """Keep other users of the machine from this process and those that it starts: from their files and sockets."""
+def _keep_to_itself() -> None:
+    """Keep other users of the machine from this process's files, and other participants from lines in its log."""
     os.umask(0o077)
-    guard_connections()
-
-
-def _clean_what_is_written() -> None:
-    """Let no other participant write lines of its own into log and audit trail."""
     limit_log_records()
-    guard_audit()
 
 
 class SubmissionGuard(FLComponent):
@@ -51,16 +36,8 @@ class SubmissionGuard(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
-        _keep_from_other_users()
-        _clean_what_is_written()
-        guard_configurations()
-        guard_submissions()
-        guard_cell_requests()
-        guard_origins()
-        guard_job_requests()
-        guard_job_failures()
-        limit_frames()
-        limit_messages()
+        _keep_to_itself()
+        guard_server()
         for module in FIRST_CHECK:
             importlib.import_module(module)
 
@@ -69,15 +46,8 @@ class AdmittedAppDeployer(AppDeployer):
     """At a site, as `app_deployer`: checks a job's archive before FLARE parses it, and refuses other requests."""
 
     def __init__(self) -> None:
-        _keep_from_other_users()
-        _clean_what_is_written()
-        guard_configurations()
-        guard_deployments()
-        guard_requests()
-        guard_cell_requests()
-        guard_origins()
-        limit_frames()
-        limit_messages()
+        _keep_to_itself()
+        guard_site()
 
     def deploy(
         self,

@@ -140,20 +140,35 @@ def _check_then_unzip(unzip: Callable, data: bytes, folder: str | os.PathLike) -
     unzip(data, folder)
 
 
-def main() -> int:
-    """Install all guards and check that they work."""
-    guard_configurations()
+def guard_server() -> None:
+    """Install all guards of the server, in its own process and in each job's."""
+    _guard_participant()
     guard_submissions()
-    guard_deployments()
-    guard_requests()
-    guard_cell_requests()
-    guard_origins()
     guard_job_requests()
     guard_job_failures()
-    guard_audit()
+
+
+def guard_site() -> None:
+    """Install all guards of a site."""
+    _guard_participant()
+    guard_deployments()
+    guard_requests()
+
+
+def _guard_participant() -> None:
     guard_connections()
-    limit_messages()
+    guard_audit()
+    guard_configurations()
+    guard_cell_requests()
+    guard_origins()
     limit_frames()
+    limit_messages()
+
+
+def main() -> int:
+    """Install all guards and check that they work."""
+    guard_server()
+    guard_site()
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
         if not isinstance(ConfigFactory.get_config_loader(kind), RefusedFormat):
             raise FedpeftError(f"FLARE still reads {kind.name}: install the version in constraints.txt.")
