@@ -765,7 +765,7 @@ def test_a_reply_that_the_update_check_refuses_is_in_no_figure(monkeypatch, quor
     done = carry_out(run)
     assert done.refused == 1
     assert [*done.figures[0]] == [*done.sent[0]] == ["vqa-rad"]
-    assert "Left out by the server, and in no figure: 1 reply." in compared([done], baseline="fedavg").notes
+    assert "Missing or refused, and in no figure: 1 reply." in compared([done], baseline="fedavg").notes
 
 
 def test_the_validation_figure_of_drawn_sites_is_of_their_last_rounds():

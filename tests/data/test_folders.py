@@ -164,7 +164,7 @@ def test_every_format_that_is_read_counts_as_an_image_in_a_folder():
 
 
 def test_a_folder_that_may_not_be_entered_is_one_sentence(tmp_path, monkeypatch):
-    """Or left alone, where it is below the data and only searched, as lost+found of a disk."""
+    """But for that of a disk's file system, which holds no data."""
     layouts.vqa_med_2020((root := tmp_path / "data") / "below")
     closed, scandir, is_dir = {root / "lost+found"}, os.scandir, Path.is_dir
     (root / "lost+found").mkdir()
@@ -178,11 +178,14 @@ def test_a_folder_that_may_not_be_entered_is_one_sentence(tmp_path, monkeypatch)
     monkeypatch.setattr(Path, "is_dir", lambda path: refuse(path, is_dir))
     settings = DataSettings(dataset="vqa_med_2020", root=root)
     assert load(settings).train
+    closed.add(root / "below")
+    with pytest.raises(DataError, match=rf"^{root}/below cannot be read \(Permission denied\); check it and its perm"):
+        load(settings)
     closed.add(root)
-    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check its permissions"):
+    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check it and its perm"):
         load(settings)
     monkeypatch.setattr(Path, "is_dir", is_dir)
-    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check its permissions"):
+    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check it and its perm"):
         load(settings)
 
 

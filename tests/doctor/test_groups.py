@@ -564,7 +564,7 @@ SMALL = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cpu", m
     [
         (17 * GB, 5, "pass: main memory: a site needs about 3.3 GB"),
         (10 * GB, 5, "warn: .*too little for 5 sites at once: simulate with -t 3"),
-        (2 * GB, 1, "fail: .*lower training.batch_size"),
+        (2 * GB, 1, "fail: .*lower training.features_mib, images_mib or batch_size"),
     ],
 )
 def test_a_site_needs_the_main_memory_of_its_footprint(free, count, expected):
@@ -584,6 +584,7 @@ def test_features_and_images_that_a_site_will_keep_are_not_free(make_job, monkey
     needed, free = (float(number) for number in re.findall(r"([\d.]+) GB", found.sentence)[:2])
     assert needed > 20_000 * 2**20 / GB
     assert free < 15
+    assert found.sentence.endswith("lower training.features_mib, images_mib or batch_size, or free memory.")
 
 
 def test_the_memory_limit_of_a_container_counts(tmp_path, monkeypatch):

@@ -164,6 +164,7 @@ def test_layers_that_one_part_lacks_are_trained_in_the_other():
     ("name", "settings"),
     [
         ("oft", {"r": 4}),
+        ("oft", {"oft_block_size": 0}),
         ("compacter", {"rule_std": 0}),
         ("houlsby", {"layers": []}),
         ("lora", {"start_std": 0.1, "init_lora_weights": False}),

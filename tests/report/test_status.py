@@ -69,12 +69,17 @@ def test_rejected_replies_are_named(tmp_path):
 
 def test_means_of_fewer_sites_say_of_how_many(tmp_path):
     made = history(2)  # one of its three sites tells no figure
-    assert read_progress(write(tmp_path, history=made)).of_sites == ""
+    assert read_progress(write(tmp_path, history=made)).of_sites == {}
     made["rounds"][1]["sites"] = {"slake": {"overall": 0.5}}
     progress = read_progress(write(tmp_path, history=made))
-    assert progress.figures == "accuracy 50.0 % of 1 of 2 sites"
+    assert progress.figures == "accuracy 50.0 % (1 of 2 sites)"
     made["rounds"][1]["rejected"] = {"never": "late", "head": "late"}
-    assert read_progress(write(tmp_path, history=made)).of_sites == "of 1 of 3 sites"
+    assert read_progress(write(tmp_path, history=made)).of_sites == {"accuracy": "1 of 3 sites"}
+    made["metrics"] = {"never": "macro_f1"}
+    assert read_progress(write(tmp_path, history=made)).of_sites == {
+        "accuracy": "1 of 2 sites",
+        "macro_f1": "none of 1 site",
+    }
 
 
 def test_sites_that_are_no_better_than_a_constant_answer_are_named_and_shown(tmp_path):

@@ -109,6 +109,8 @@ def test_the_baseline_and_the_number_of_test_examples_stand_beside_the_last_roun
     assert [(row[4], row[-1]) for row in table.rows] == [("25.0", "120"), ("–", "60"), ("–", "–"), ("25.0*", "90*")]
     assert table.marks.endswith("baseline: what a constant answer reaches, loss: of training, examples: train, test")
     assert "25.0" in markdown(parse(made, origin="h"))
+    made["rounds"][-1]["sites"]["west"]["overall"] = None  # it never tells a figure, so that none is missed
+    assert [(row[4], row[-1]) for row in last_round(parse(made, origin="h")).rows[3:]] == [("25.0*", "90")]
     made["tested"]["north"]["baseline"] = None
     table = last_round(parse(made, origin="h"))
     assert table.columns[4:] == ("loss", "train", "test")

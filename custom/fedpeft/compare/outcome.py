@@ -56,7 +56,7 @@ class Outcome:
     loss_end: tuple[BySite, ...] = ()  # the same at its end
     # at each point of a round's course, and for each round: site -> loss of its training batches; empty: not measured
     loss_course: tuple[tuple[BySite, ...], ...] = ()
-    refused: int = 0  # replies that the server left out; they are in no figure
+    refused: int = 0  # replies that never came or were refused; they are in no figure
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric, of each over the last rounds, in percent; NaN: none."""

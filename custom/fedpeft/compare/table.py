@@ -386,7 +386,7 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
         if len({run.method for run in outcomes}) > 1:
             notes.append("Differences are over the sites and rounds that both runs have.")
     if refused := sum(run.refused for run in outcomes):
-        notes.append(f"Left out by the server, and in no figure: {counted(refused, 'reply', 'replies')}.")
+        notes.append(f"Missing or refused, and in no figure: {counted(refused, 'reply', 'replies')}.")
     if any(run.pooled for run in outcomes):
         measured = " measured by balanced accuracy" * (len(metrics_of(outcomes)) > 1)
         notes.append(f"{POOLED}: on the test images of all sites{measured} together, the mean over their classes.")

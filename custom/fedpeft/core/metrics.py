@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
+from types import MappingProxyType
 
 from fedpeft.core.text import sites_in_words
 
@@ -21,6 +22,7 @@ NO_BETTER = (
     f"no better than a constant answer for {ROUNDS_BELOW} rounds: set another training.learning_rate, or train longer"
 )
 ACCURACY, BALANCED_ACCURACY, MACRO_F1 = "accuracy", "balanced_accuracy", "macro_f1"
+Figures = Mapping[str, float | None]  # by site
 TITLES = {ACCURACY: "accuracy", BALANCED_ACCURACY: "balanced accuracy", MACRO_F1: "macro-F1"}
 
 
@@ -38,28 +40,28 @@ def means_of(metrics: Mapping[str, str], figures: Mapping[str, float | None]) ->
     return {metric: fmean(known) for metric, known in values.items()}
 
 
-def describe_means(means: Mapping[str, float], of_sites: str = "") -> str:
-    """Return the means of `means_of`, fractions, as in "accuracy 90.0 %, macro-F1 25.0 % of 4 of 5 sites"."""
-    text = ", ".join(f"{TITLES[metric]} {100 * mean:.1f} %" for metric, mean in means.items())
-    return f"{text} {of_sites}" if text and of_sites else text
+def describe_means(means: Mapping[str, float], of_sites: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the means of `means_of`, fractions, as in "accuracy 90.0 % (4 of 5 sites), macro-F1 25.0 %"."""
+    fewer = {metric: f" ({sites})" for metric, sites in of_sites.items() if sites}
+    return ", ".join(f"{TITLES[metric]} {100 * mean:.1f} %{fewer.get(metric, '')}" for metric, mean in means.items())
 
 
-def of_fewer_sites(rounds: Iterable[tuple[Mapping[str, float | None], Collection[str]]]) -> str:
-    """Return of how many sites the means of the last round are, as in "of 4 of 5 sites"; empty: of all.
+def of_fewer_sites(metrics: Mapping[str, str], rounds: Iterable[tuple[Figures, Collection[str]]]) -> dict[str, str]:
+    """Return by metric of how many sites the mean of the last round is, as in "4 of 5 sites"; only if of fewer.
 
     Each round has the figures of its sites and the sites whose replies were rejected. A site that never tells a figure
     is none of them.
     """
-    last = 0
+    last: set[str] = set()
     known: set[str] = set()
     rejected: set[str] = set()
     replied: set[str] = set()
     for figures, refused in rounds:
-        told = {site for site, figure in figures.items() if figure is not None}
-        last, known = len(told), known | told
-        rejected, replied = rejected | {*refused}, replied | figures.keys()
-    every = len(known | (rejected - replied))
-    return f"of {sites_in_words(last, every)}" if last < every else ""
+        last = {site for site, figure in figures.items() if figure is not None}
+        known, rejected, replied = known | last, rejected | {*refused}, replied | figures.keys()
+    every = Counter(metrics.get(site, ACCURACY) for site in known | (rejected - replied))
+    told = Counter(metrics.get(site, ACCURACY) for site in last)
+    return {metric: sites_in_words(told[metric], count) for metric, count in every.items() if told[metric] < count}
 
 
 def pooled_balanced_accuracy(sites: Iterable[Mapping[str, tuple[int, int]]]) -> float | None:

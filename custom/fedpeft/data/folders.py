@@ -77,7 +77,8 @@ def _is_folder(path: Path) -> bool:
 
 def unreadable_folder(error: OSError, path: Path) -> DataError:
     """Return the error for a folder that this user may not enter, or a file below it."""
-    return DataError(f"{error.filename or path} cannot be read ({error.strerror}); check its permissions.")
+    why = error.strerror or error
+    return DataError(f"{error.filename or path} cannot be read ({why}); check it and its permissions.")
 
 
 def either(root: Path, first: str, second: str, *, remedy: str) -> Path:
@@ -178,8 +179,8 @@ def _places(folder: Path) -> frozenset[tuple[int, int]]:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder is hidden, or is what macOS adds to archives."""
-    return name.startswith((".", "__MACOSX"))
+    """Return whether a file or folder is hidden, or is what macOS adds to archives, or a file system to a disk."""
+    return name.startswith((".", "__MACOSX")) or name == "lost+found"
 
 
 def inside(root: Path, name: str, *, where: str) -> str:
@@ -242,13 +243,7 @@ def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
         deeper: list[Path] = []
         matches: list[Path] = []
         for parent in level:
-            try:
-                entries = sorted(os.scandir(parent), key=lambda entry: entry.name)
-            except PermissionError:
-                if parent == root:
-                    raise
-                continue  # as lost+found, which holds no data
-            for entry in entries:
+            for entry in sorted(os.scandir(parent), key=lambda entry: entry.name):
                 if is_hidden(entry.name):
                     continue
                 is_folder = entry.is_dir()

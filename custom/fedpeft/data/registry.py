@@ -136,7 +136,7 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
     except DataError as error:
         raise _add_layout(error, data_set, settings) from error
     except OSError as error:
-        raise unreadable_folder(error, Path(settings.root or "")) from error
+        raise unreadable_folder(error, Path(settings.root or settings.dataset)) from error
     if settings.exclude:
         data = data.without_images(settings.exclude)
     if dropped := frozenset(without):

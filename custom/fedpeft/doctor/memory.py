@@ -52,20 +52,21 @@ def gpu_bytes(one: Footprint) -> int:
 
 def gpu(one: Footprint, free: int, count: int, *, name: str) -> Finding:
     """Check GPU memory."""
-    return fits(f"memory of {name}", gpu_bytes(one), free, count, how=one.method)
+    return fits(f"memory of {name}", gpu_bytes(one), free, count, how=one.method, remedy="training.batch_size")
 
 
 def main_memory(one: Footprint, free: int, count: int, *, on_gpu: bool) -> Finding:
     """Check main memory: FLARE's process, the training process and, without a GPU, the training step."""
-    how = "processes with libraries and backbone" + f", and a step, {one.method}" * (not on_gpu)
-    return fits("main memory", FLARE + one.process + one.step * (not on_gpu), free, count, how=how)
+    how = "processes with libraries, backbone, kept features and images" + f", and a step, {one.method}" * (not on_gpu)
+    remedy = "training.features_mib, images_mib" + " or batch_size" * (not on_gpu)
+    return fits("main memory", FLARE + one.process + one.step * (not on_gpu), free, count, how=how, remedy=remedy)
 
 
-def fits(what: str, needed: int, free: int, count: int, *, how: str) -> Finding:
+def fits(what: str, needed: int, free: int, count: int, *, how: str, remedy: str) -> Finding:
     """Fail if one site does not fit; warn if not all sites fit at once."""
     facts = f"{what}: a site needs about {needed / GB:.1f} GB ({how}), {free / GB:.1f} GB are free"
     if needed > free:
-        return failed(f"{facts}: lower training.batch_size, or free memory.")
+        return failed(f"{facts}: lower {remedy}, or free memory.")
     if needed * count > free:
         return warned(f"{facts}, too little for {count} sites at once: simulate with -t {free // needed}.")
     return passed(f"{facts}{f', enough for {count} sites at once' * (count > 1)}.")

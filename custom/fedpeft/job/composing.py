@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import read_json, read_text
+from fedpeft.core.files import read_json, read_text, replacing
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import SECONDS, build, check_ranges, drop_former_settings, suggestion, unread, within
 from fedpeft.job.yaml_values import MAX_LEVELS, parse, parse_argument
@@ -270,8 +270,8 @@ def write_job(folder: Path, name: str, sections: Mapping[str, Any]) -> None:
     """Write one FLARE job folder: `meta.json` and the two configurations under `app/config`."""
     for path, content in job_files(name, sections).items():
         file = folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content, encoding="utf-8")
+        with replacing(file) as draft:
+            draft.write_text(content, encoding="utf-8")
 
 
 def outdated(folder: Path, name: str, sections: Mapping[str, Any]) -> list[Path]:

@@ -132,6 +132,12 @@ class FederationSettings:
     def __post_init__(self) -> None:
         if not all(isinstance(site, str) and site for site in self.sites):
             raise FedpeftError(f"sites is {list(self.sites)!r:.200}, it must name sites, each a text.", setting="sites")
+        if dotted := next((site for site in self.sites if "." in site), ""):
+            raise FedpeftError(
+                f"sites names {dotted!r:.80}, and FLARE takes what follows a dot for a part below that site: use "
+                f"letters, digits, _ and -.",
+                setting="sites",
+            )
         if not self.sites or len(set(self.sites)) != len(self.sites):
             raise FedpeftError(
                 f"sites is {list(self.sites)!r:.200}, it must name at least one site, each once.", setting="sites"

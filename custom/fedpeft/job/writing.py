@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -234,11 +235,12 @@ def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
     sections = checked_settings(job, chosen)
     values, task = ", ".join(chosen), _own_task(job)
     text = _rewritten(job, task, chosen) if task else ""
-    write_job(job.folder, job.name, sections)
+    with replacing(task) if task and text else nullcontext() as draft:
+        if draft:
+            draft.write_text(text, encoding="utf-8")
+        write_job(job.folder, job.name, sections)
     said = [f"wrote    {job.folder}: {values}"]
     if task and text:
-        with replacing(task) as draft:
-            draft.write_text(text, encoding="utf-8")
         return [f"wrote    {task}: {values}", *said]
     again = " ".join(f"--set {setting}" for setting in chosen)
     kept = f"{task} is as it was" if task else "no file of app_configs is only of this job"

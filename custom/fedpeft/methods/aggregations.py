@@ -155,7 +155,8 @@ def check_site_settings(method: MethodSettings) -> None:
     if not method.site_settings:
         return
     for site, own in method.site_settings.items():
-        differing = (*_named(own, "target_modules"), *_differing(method.registered, own))
+        common = method.settings_of("")
+        differing = (*_named(own, "target_modules", common), *_differing(method.registered, own))
         if method.exchanges and (other := next(iter(differing), "")):
             raise FedpeftError(
                 f"method.site_settings.{site} has {other}, with which the same tensors compute something else there: "
@@ -244,13 +245,14 @@ def check_factors(method: MethodSettings) -> None:
         )
 
 
-def _named(settings: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Yield a setting that is there, by its path: of the method, or of one of its parts."""
+def _named(settings: Mapping[str, Any], name: str, common: Any) -> Iterator[str]:
+    """Yield a setting with another value than the common one, by its path: of the method, or of one of its parts."""
     for key, value in settings.items():
-        if key == name and value is not None:
+        theirs = common.get(key) if isinstance(common, Mapping) else None
+        if key == name and value != theirs:
             yield key
-        elif isinstance(value, Mapping):
-            yield from (f"{key}.{path}" for path in _named(value, name))
+        elif key != name and isinstance(value, Mapping):
+            yield from (f"{key}.{path}" for path in _named(value, name, theirs))
 
 
 def _differing(method: TuningMethod, settings: Mapping[str, Any]) -> Iterator[str]:

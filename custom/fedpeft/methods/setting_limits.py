@@ -131,8 +131,9 @@ FACTORED_PROMPTS: Limits = PROMPTS | {"rank": whole(MAX_WIDTH), "decomposition":
 
 
 def goes_with_others(settings: Mapping[str, Any], limits: Limits) -> bool:
-    """Return whether settings exclude each other with some values: PEFT computes a rank of OFT, or its blocks."""
-    return settings.keys() >= FIRST_VALUE_SETTINGS or ("r" in settings and "oft_block_size" in limits)
+    """Return whether some values exclude each other: of first values, and of OFT's rank and blocks, one must be 0."""
+    of_oft = "oft_block_size" in limits and not settings.keys().isdisjoint({"r", "oft_block_size"})
+    return of_oft or settings.keys() >= FIRST_VALUE_SETTINGS
 
 
 REFUSED = {

@@ -42,7 +42,7 @@ class MethodSettings:
         settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`. Those of
             `houlsby` apply to `feddat_houlsby` as well.
         site_settings: by site, settings of the job's method that replace those, one by one (sites of unequal width or
-            rank).
+            rank); none with which equal tensors compute something else, as `target_modules`.
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA and `dvpt`: the weighted
             mean of the products of the factors, factored again), `stack`, or `none` (every site alone). `stack` is for
             LoRA, not with `dvpt`: it puts the factors side by side, without error. Every site adds their product to its

@@ -264,7 +264,7 @@ class History:
 
     @property
     def below_constant(self) -> tuple[str, ...]:
-        """The sites that were no better than their best constant answer in each of their last three rounds."""
+        """The sites that were no better than a constant answer in each of their last three rounds."""
         last = {site: result.below_constant for one in self.rounds for site, result in one.sites.items()}
         return tuple(site for site in self.sites if last.get(site) == 1)
 

@@ -52,7 +52,7 @@ MAX_LENGTH = 26  # letters of a site's name
 SIDE_TITLES = {"loss": "Training loss", "alignment": "Transport distance (alignment)"}
 COUNTED = "Adapters only, without FLARE's own messages."
 LESS = "Dotted to the right: other sites sent more."
-REFUSED = "Refused replies are not counted."
+REFUSED = "Missing or refused replies are not counted."
 
 
 def pictures(history: History) -> dict[str, Picture]:

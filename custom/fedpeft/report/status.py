@@ -25,7 +25,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_HISTORY, read_json
 from fedpeft.core.locks import lock_file
 from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, describe_means, means_of, of_fewer_sites, title_of
-from fedpeft.core.text import RECENT, duration
+from fedpeft.core.text import RECENT, counted, duration
 from fedpeft.core.workspace import HISTORY, MANIFEST, OF_SIMULATOR
 from fedpeft.report.history import (
     as_count,
@@ -74,7 +74,8 @@ class Progress:
     # by metric, the mean over the sites of the last round
     means: Mapping[str, float | None] = must(by_name(as_fraction, "metric"), default_factory=dict)
     mean: float | None = must(as_fraction, default=None)  # if all sites have one metric, its mean, for older consoles
-    of_sites: str = must(as_sentence, default="")  # as in "of 4 of 5 sites"; empty: the means are of all
+    # as in "4 of 5 sites", where a mean is not of all
+    of_sites: Mapping[str, str] = must(by_name(as_sentence, "metric"), default_factory=dict)
     measured_by: str = must(as_sentence, default=title_of(()))  # all metrics in words
     seconds: float | None = must(as_seconds, default=None)  # the last round's duration
     pace: float | None = must(as_seconds, default=None)  # mean seconds of the last rounds
@@ -149,9 +150,9 @@ def unfinished(progress: Progress) -> str:
     """Return in words how far an incomplete run is, or why it failed; empty for a completed one."""
     if progress.state == COMPLETED:
         return ""
-    of = f" of {progress.rounds}" if progress.rounds else ""
+    rounds = f"{progress.round} of {progress.rounds} rounds" if progress.rounds else counted(progress.round, "round")
     reason = f": {progress.reason}" if progress.reason else "."
-    return f"{progress.state} after {progress.round}{of} rounds{reason}"
+    return f"{progress.state} after {rounds}{reason}"
 
 
 def _writer_lives(folder: Path) -> bool | None:
@@ -185,7 +186,7 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
             "rounds": training.get("rounds"),
             "means": means,
             "mean": next(iter(means.values())) if len(means) == 1 else None,
-            "of_sites": of_fewer_sites(told),
+            "of_sites": of_fewer_sites(metrics, told),
             "measured_by": title_of(metrics.values()),
             "seconds": last.get("seconds"),
             "pace": sum(paced) / len(paced) if paced else None,
@@ -322,7 +323,7 @@ def _rounds_in_words(progress: Progress) -> str:
     if progress.rounds is not None:
         return f"{progress.round} of {progress.rounds} rounds"
     if progress.round:
-        return f"{progress.round} rounds"
+        return counted(progress.round, "round")
     return "" if progress.ended else "no round finished yet"
 
 

@@ -177,7 +177,8 @@ def last_round(history: History) -> Table:
         loss = _mean(history, "loss", -1, "{:.3f}", sites=sites)
         samples = _mean(history, "samples", -1, "{:.0f}", sites=sites)
         present = [site for site in sites if site in last.sites and last.sites[site].overall is not None]
-        constant, tested = _tested(history, present, len(sites))
+        every = means(history, "overall", sites=sites)[-1].every
+        constant, tested = _tested(history, present, every)
         rows.append((MEAN, TITLES[name], *cells, *constant, loss, samples, *tested))
         averages += 1
         if weights := tested_weights(history, sites):
@@ -188,7 +189,7 @@ def last_round(history: History) -> Table:
             trained = {site: result.samples or 0 for site, result in last.sites.items()}
             loss = _mean(history, "loss", -1, "{:.3f}", sites=sites, weights=trained)
             of_present = {site: weights[site] for site in present}
-            constant = [_weighted_baseline(history, of_present, len(sites))] * len(constant)
+            constant = [_weighted_baseline(history, of_present, every)] * len(constant)
             rows.append((WEIGHTED, TITLES[name], *cells, *constant, loss, "", ""))
             averages += 1
     columns = ("site", "metric", *fractions, *["baseline"] * len(constant), "loss", "train", *["test"] * len(tested))

@@ -220,7 +220,7 @@ class RunRecorder:
             ({site: figures["overall"] for site, figures in one["sites"].items()}, one["rejected"])
             for one in self._history["rounds"]
         ]
-        reached = describe_means(overall, of_fewer_sites(told)) or f"{title_of(metrics.values())} not measured"
+        reached = describe_means(overall, of_fewer_sites(metrics, told)) or f"{title_of(metrics.values())} not measured"
         assigned = last["schedule"].get("layers", {})
         layers = "; ".join(
             f"{site} trained layers {', '.join(map(str, chosen))}"
