@@ -67,9 +67,9 @@ class Source:
         return dict(props or {})
 
 
-def fetched(source, name="T0"):
+def fetched(source, name="T0", cell="chest.job"):
     """A tensor of a message, as FLARE puts it together."""
-    decomposer, ref = TensorDecomposer(), json.dumps({"fqcn": "chest.job", "ref_id": "r"})
+    decomposer, ref = TensorDecomposer(), json.dumps({"fqcn": cell, "ref_id": "r"})
     manager = SimpleNamespace(fobs_ctx={FOBSContextKey.CELL: source})
     decomposer.process_datum(SimpleNamespace(value=ref, dot=decomposer.get_download_dot()), manager)
     return decomposer.recompose({"type": "ref", "data": name}, manager)
@@ -111,13 +111,13 @@ def test_tensors_that_are_too_large_together_are_left_at_their_sender_and_refuse
         from_model(TrainReply, reply_with(value), sender="site chest")
 
 
-def decoded(sender, running=()):
-    """What a process makes of a message of this sender whose tensor lies at chest.job, while others are fetched."""
+def decoded(sender, running=(), source="chest.job"):
+    """What a process makes of a message of this sender whose tensor lies at a source, while others are fetched."""
     for name in running:
         message_limits._fetches.setdefault(name, []).append(Signal())
     before = message_limits._sender.set(sender)
     try:
-        return fetched(Source(2))
+        return fetched(Source(2), cell=source)
     finally:
         message_limits._sender.reset(before)
         message_limits._fetches.clear()
@@ -139,6 +139,25 @@ def test_tensors_are_fetched_from_the_sender_of_their_message(sender):
 def test_no_participant_has_all_threads_fetch_its_tensors_or_those_of_others(sender, running, reason):
     with pytest.raises(FedpeftError, match=f"site chest sent {reason}"):
         from_model(TrainReply, reply_with(decoded(sender, running)), sender="site chest")
+
+
+@pytest.mark.parametrize(
+    ("sender", "source", "fits"),
+    [
+        ("relay.evil.job", "relay.north.job", False),
+        ("relay.evil.job", "relay.north.x", False),
+        ("relay.evil.job", "relay.a1.x", False),
+        ("relay.evil.job", "relay.evil.job", True),
+        ("relay.evil.job", "relay.evil", True),
+    ],
+)
+def test_a_site_behind_a_relay_has_only_its_own_tensors_fetched(sender, source, fits):
+    answer = decoded(sender, source=source)
+    if fits:
+        assert torch.equal(answer, torch.zeros(100_000))
+    else:
+        with pytest.raises(FedpeftError, match=r"site chest sent tensors of another participant\."):
+            from_model(TrainReply, reply_with(answer), sender="site chest")
 
 
 @pytest.mark.parametrize("running", [["chest.job"] * 3, [f"north.{number}" for number in range(300)]])

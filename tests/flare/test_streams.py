@@ -181,6 +181,20 @@ def test_bytes_that_nobody_reads_do_not_fill_the_memory(known, monkeypatch, earl
         ended.read(10)
 
 
+def test_a_site_that_fills_the_memory_of_its_relay_stops_no_other(known, monkeypatch):
+    monkeypatch.setattr(connections, "MAX_UNREAD", 10 * MB)
+    flood = [chunk("relay.evil.job", stream) for stream in range(3)]
+    honest = chunk("relay.north.job", 7)
+    for stream in range(3):
+        for number in range(2, 5):
+            chunk("relay.evil.job", stream, number=number, data=bytes(MB))
+    for number in range(1, 4):
+        chunk("relay.north.job", 7, number=number, data=bytes(MB), last=number == 3)
+    assert honest.completed
+    assert not honest.failed
+    assert sum(one.failed for one in flood) == 1
+
+
 def test_a_stream_that_is_read_may_be_of_any_size(known, monkeypatch):
     monkeypatch.setattr(connections, "MAX_UNREAD", 2 * MB)
     task = chunk("north", 0, data=bytes(MB))

@@ -109,6 +109,20 @@ def test_a_connector_of_another_shape_is_of_another_image_encoder(method):
     }
 
 
+@pytest.mark.parametrize("number", ["01", "001", "\u0661"])
+@pytest.mark.parametrize("liar", ["a", "b", "c"])
+def test_a_layer_has_one_spelling(number, liar):
+    """A second key for the same tensor would be seen by some checks and not by others."""
+    deeper = {
+        site: schema | {key.replace(".0.", ".1."): shape for key, shape in schema.items()}
+        for site, schema in HONEST.items()
+    }
+    assert agreed(WIDE, deeper) == {}
+    lie = deeper[liar] | {DOWN.replace(".0.", f".{number}."): [1]}
+    with pytest.raises(FedpeftError, match=f"site {liar} announces .*, which is not a tensor's name"):
+        agreed(WIDE, {**deeper, liar: lie})
+
+
 def test_honest_widths_and_ranks_take_part():
     assert agreed(WIDE, HONEST) == {}
     assert agreed(RANKED, {"a": factors(4), "b": factors(4), "c": factors(2)}) == {}

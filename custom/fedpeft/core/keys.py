@@ -30,11 +30,12 @@ from fedpeft.core.errors import FedpeftError
 
 SHARED, BACKBONE, CONNECTOR, HEAD, PRIVATE = "shared.", "backbone.", "connector.", "head.", "private."
 SLOT = r"[a-z][a-z0-9_]*"
-_SLOT_KEY = re.compile(rf"layer\.(\d{{1,5}})\.({SLOT})\.([A-Za-z_][A-Za-z_0-9.]*)")
+# one spelling for each place, so that no two keys are one tensor
+_SLOT_KEY = re.compile(rf"layer\.(0|[1-9][0-9]{{0,4}})\.({SLOT})\.([A-Za-z_][A-Za-z_0-9.]*)")
 _SHARED_KEY = re.compile(r"shared\.[a-z_]+")
 _BACKBONE_KEY = re.compile(r"backbone(\.[A-Za-z_0-9]+)+")
 _WHOLE_KEY = re.compile(r"(connector|head)(\.[A-Za-z_0-9]+)+")
-_LAYER_IN_BACKBONE = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
+_LAYER_IN_BACKBONE = re.compile(r"\.(?:layers?|h|blocks)\.([0-9]+)\.")
 
 
 class SlotKey(NamedTuple):

@@ -351,6 +351,8 @@ def check_relay_sums(
         reason = "adapters must be in one order from the start: use method.initialization='shared'"
     elif schedule.active:
         reason = "sites must send the same layers: use schedule.solver='all'"
+    elif method.matched_layers is not None:
+        reason = "sites of another depth send other tensors: leave method.matched_layers out"
     elif schedule.joins:
         reason = "a site that joins starts from initial values, which no relay hands out: leave schedule.joins out"
     elif kept and robust.update_factor and not method.secure_sum:

@@ -16,7 +16,7 @@ import torch
 from fedpeft.backbones import BACKBONES
 from fedpeft.backbones.slots import SLOTS, places
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.keys import BACKBONE, SLOT, belongs, is_key, layers_of, parse_key
+from fedpeft.core.keys import SLOT, belongs, is_key, layers_of, parse_key
 from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
 from fedpeft.core.states import first_misfit
 from fedpeft.data.registry import DATASETS
@@ -35,6 +35,7 @@ MAX_SLOTS = 64
 RESTART = "look at its log, and restart it with this job's fedpeft version or leave it out of federation.sites"
 DIVERGED = "lower training.learning_rate if its log says that training diverged, or leave it out of federation.sites"
 DIGEST = re.compile(r"[0-9a-f]{64}")
+VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,40}")
 MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{1,60}){0,12}")
 
 
@@ -61,10 +62,12 @@ def check_announcement(introduction: Introduction, *, site: str, max_samples: in
     _check_flags(introduction, site)
     _check_counts(introduction, site, max_samples)
     _check_sum_key(introduction.sum_key, site)
+    if not VERSION.fullmatch(introduction.version):
+        raise _refused(site, f"announces {shown(introduction.version)} as its version, which is none")
     if introduction.start_digest and not DIGEST.fullmatch(introduction.start_digest):
         raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is not a SHA-256")
     for key, shape in introduction.schema.items():
-        if not _is_tensors_name(key):
+        if not is_key(key):
             raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
         if len(shape) > MAX_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > MAX_TENSOR:
             raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is not a valid shape")
@@ -102,12 +105,6 @@ def _check_counts(introduction: Introduction, site: str, max_samples: int) -> No
             kind = "training" if split == "train" else split
             what = f"announces {samples} {kind} samples, allowed are {least} to {max_samples} (federation.max_samples)"
             raise _refused(site, what, RESTART if samples < 1 else limit)
-
-
-def _is_tensors_name(key: str) -> bool:
-    if key.startswith(BACKBONE):
-        return all(part.isidentifier() or part.isdigit() for part in key.split("."))
-    return is_key(key)
 
 
 def _check_flags(introduction: Introduction, site: str) -> None:

@@ -73,7 +73,8 @@ def unlike_equals(schemas: Mapping[str, Schema], method: MethodSettings) -> dict
             other = next(one for one, own in group.items() if own == common or (common is None and own != shapes))
             key = min(key for key, _ in shapes ^ group[other])
             refused[site] = (
-                f"site {site} has {key} with shape {schemas[site][key]} and site {other} with {schemas[other][key]}, "
+                f"site {site} has {key} with shape {schemas[site].get(key)} and site {other} with "
+                f"{schemas[other].get(key)}, "
                 f"and method.site_settings gives both the same settings: use the same backbone, or declare their "
                 f"widths there." + NO_MAJORITY * (common is None)
             )

@@ -296,9 +296,14 @@ def participant(origin: object) -> str:
     return CONSOLES if is_valid_admin_client_name(first) else first
 
 
+def process_of(origin: object) -> str:
+    """Return the first two names of a cell's path: a process of a participant, or a site behind a relay."""
+    return FQCN.join(FQCN.split(str(origin))[:2])
+
+
 def is_same_process(one: object, other: object) -> bool:
     """Return whether two cells are the same process of a participant, or belong to one site behind a relay."""
-    return FQCN.split(str(one))[:2] == FQCN.split(str(other))[:2]
+    return process_of(one) == process_of(other)
 
 
 def _refuse_too_many_streams(find: Callable, message: Message, cell: Any) -> RxTask | None:
@@ -342,7 +347,10 @@ def _refuse_too_many_streams(find: Callable, message: Message, cell: Any) -> RxT
 
 
 def _stop_sender_over_memory_limit(process: Callable, self: RxTask, message: Message) -> bool:
-    """Take a chunk, then stop the stream if its sender's open streams hold more than `MAX_UNREAD` unread bytes."""
+    """Take a chunk; if a participant's open streams hold more than `MAX_UNREAD` unread bytes, stop the largest.
+
+    It is one of the process, or of the site behind a relay, that holds most.
+    """
     begins = process(self, message)
     with self.lock:
         early = sum(max(len(chunk or b""), MIN_CHUNK) for _, chunk in self.out_seq_chunks.values())
@@ -351,9 +359,15 @@ def _stop_sender_over_memory_limit(process: Callable, self: RxTask, message: Mes
         for opened in running:
             if opened.task is self:
                 opened.early = early
-        unread = sum(opened.unread for opened in running if not opened.has_ended())
-    if unread > MAX_UNREAD:
-        self.stop(StreamError(f"more than {MAX_UNREAD // MB} MB of this sender's streams are not read yet"))
+        unread: Counter[str] = Counter()
+        for opened in running:
+            if not opened.has_ended():
+                unread[process_of(opened.origin)] += opened.unread
+        most = max(unread, key=unread.__getitem__, default="")
+        theirs = [opened for opened in running if process_of(opened.origin) == most]
+        task = max(theirs, key=lambda opened: opened.unread).task if unread.total() > MAX_UNREAD else None
+    if task:
+        task.stop(StreamError(f"more than {MAX_UNREAD // MB} MB of this sender's streams are not read yet"))
     return begins  # type: ignore[no-any-return]
 
 

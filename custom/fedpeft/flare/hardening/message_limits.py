@@ -189,7 +189,8 @@ def _refused_fetch(source: str) -> str:
     sender = _sender.get()
     if sender is None or participant(sender) == FQCN.ROOT_SERVER:
         return ""
-    if participant(sender) != participant(source):
+    own, named = FQCN.split(sender), FQCN.split(source)
+    if own[: len(named)] != named[: len(own)]:  # behind a relay, its sites are participants of their own
         return "tensors of another participant."
     running = [name for name, signals in _fetches.items() for _ in signals if participant(name) == participant(source)]
     if len(running) >= MAX_FETCHES or sum(is_same_process(name, source) for name in running) >= MAX_FETCHES_OF_ONE:
