@@ -15,6 +15,7 @@ from fedpeft import serve
 from fedpeft.compare import command as compare
 from fedpeft.compare import tune
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import replacing
 from fedpeft.core.settings import suggestion
 from fedpeft.core.text import Unread, cleaned_output, shortened
 from fedpeft.inference.commands import add_export, add_inspect, add_merge, add_predict
@@ -256,7 +257,7 @@ def _data(arguments: argparse.Namespace) -> None:
     sites: Sequence[SiteData]
     if title:
         pairs = read_job_data(configs, title, arguments.set, only=arguments.site)
-        sites, procedural = [read for _, read in pairs], any(data.is_procedural(own.dataset) for own, _ in pairs)
+        sites, procedural = [read for _, read in pairs], any(data.is_procedural(name) for name, _ in pairs)
         _print_data(sites)
     elif arguments.site:
         raise FedpeftError(
@@ -270,7 +271,8 @@ def _data(arguments: argparse.Namespace) -> None:
     if picture:
         from fedpeft.report.data_summary import AT_HOME, label_picture
 
-        picture.write_bytes(label_picture(title, sites, procedural=procedural))
+        with replacing(picture) as draft:
+            draft.write_bytes(label_picture(title, sites, procedural=procedural))
         print(f"picture  {picture}\n{AT_HOME}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,9 @@ class RoundResult:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quorum: int = 1) -> Iterator[RoundResult]:
+def federate(
+    learners: Mapping[str, Learner], salts: Salts | None = None, *, quorum: int = 1, tolerant: bool = False
+) -> Iterator[RoundResult]:
     """Run all rounds of a job, one site after the other; state of an earlier run in the sites' folders is removed.
 
     Args:
@@ -48,6 +51,8 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
         salts: function from a site's name, a round and the global adapter to an extra part of its training seeds, as in
             secure sums of a consortium (`fedpeft.protocol.signed_keys`); None: only the job's seed.
         quorum: accepted updates that a round needs, or all updates if the round has fewer.
+        tolerant: a site whose training fails misses the round, as in a job, if the quorum allows it; else it ends the
+            federation.
 
     Raises:
         FedpeftError: learners have other settings than the first, the check of updates leaves fewer, or settings need
@@ -62,7 +67,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None, *, quo
     check_scores(job.method, job.schedule)
     for learner in learners.values():
         site_state.clear(learner.folder)
-    sites = _LocalSites(learners, salts)
+    sites = _LocalSites(learners, salts, tolerant=tolerant)
     rounds = Rounds(job, _introductions(learners), sites, Aggregator(job.method), lineage="", needed=quorum)
     measured: list[FiguresBySite] = []
     for one in rounds:
@@ -119,8 +124,8 @@ def _introductions(learners: Mapping[str, Learner]) -> dict[str, Introduction]:
 class _LocalSites:
     """Learners in this process, whose replies are not checked."""
 
-    def __init__(self, learners: Mapping[str, Learner], salts: Salts | None) -> None:
-        self._learners, self._salts = learners, salts
+    def __init__(self, learners: Mapping[str, Learner], salts: Salts | None, *, tolerant: bool) -> None:
+        self._learners, self._salts, self._tolerant = learners, salts, tolerant
         self._held: dict[str, State] = {}  # the global adapter by site, if only its changes are sent
         self.updates: dict[str, Update] = {}  # of the last round
 
@@ -128,10 +133,17 @@ class _LocalSites:
         self, task: str, orders: Mapping[str, Order], read: Read, *, round: int, needed: int
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Carry out the orders, one site after the other."""
-        if task == SCORE:
-            return {site: self._score(site, order) for site, order in orders.items()}, {}
-        self.updates = {}
-        return {site: self._train(site, order, together=len(orders)) for site, order in orders.items()}, {}
+        carry_out = self._score if task == SCORE else partial(self._train, together=len(orders))
+        self.updates = {} if task != SCORE else self.updates
+        replies, problems = {}, {}
+        for site, order in orders.items():
+            try:
+                replies[site] = carry_out(site, order)
+            except FedpeftError as error:
+                if not self._tolerant:
+                    raise
+                problems[site] = f"site {site}: {error}"
+        return replies, problems
 
     def _received(self, site: str, order: ScoreOrder | TrainOrder) -> State:
         stacked = self._learners[site].method.rule.stacks

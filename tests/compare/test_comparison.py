@@ -105,6 +105,8 @@ def test_a_run_comes_back_from_its_line():
         {"metrics": {"north": "luck"}},
         {"extra": 1},
         {"pooled": [2.0]},
+        {"seed": "x"},
+        {"seed": math.inf},
         {"samples": {"north": -1}},
         {"alignment": {"places": 1, "moved": 2}},
         {"alignment": {"places": "many"}},

@@ -183,6 +183,29 @@ def test_drawn_sites_make_another_row_without_a_published_figure(tmp_path):
     assert (every.recipe, some.recipe) == ("full", "")
 
 
+def test_a_site_whose_replies_were_all_refused_has_no_other_data(tmp_path):
+    made = {name: complete(2) for name in ("kept", "refused")}
+    for one in made["refused"]["rounds"]:
+        (site, *_) = one["sites"]
+        del one["sites"][site]
+        one["rejected"] = {site: "NaN"}
+    made["refused"]["settings"] = {**made["refused"]["settings"], "seed": 5}
+    folders = [write(tmp_path / name, history).parent for name, history in made.items()]
+    kept, refused = outcomes(folders)
+    assert (kept.refused, refused.refused) == (0, 2)
+    assert refused.figures[-1].keys() < kept.figures[-1].keys()
+
+
+def test_a_loss_of_one_end_alone_is_drawn(tmp_path):
+    made = complete(2)
+    for one in made["rounds"]:
+        for values in one["sites"].values():
+            values |= {"loss_start": 1.0, "loss_end": None}
+    (run,) = outcomes([write(tmp_path / "run", made).parent])
+    assert len(run.loss_start) == len(run.loss_end) == 2
+    assert not any(run.loss_end)
+
+
 def fewer_examples():
     rounds = record()["rounds"]
     for one in rounds:
@@ -536,8 +559,8 @@ def test_an_experiment_goes_on_where_it_ended(tmp_path):
     [
         ("training.seed=3", "are those of --seeds"),
         ("data.seed = 3", "are those of --seeds"),
-        ("federation.tracking=mlflow", "runs without FLARE's server"),
-        ("federation.resume_from=latest", "a comparison begins every run anew"),
+        ("federation.tracking=mlflow", "here no server of FLARE sends figures"),
+        ("federation.resume_from=latest", "here every run begins anew"),
     ],
 )
 def test_what_a_comparison_decides_itself_is_no_setting(setting, reason):

@@ -13,14 +13,15 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, plan
-from fedpeft.compare.grid import axis_of, shown
+from fedpeft.compare.grid import axis_of, points, shown
 from fedpeft.compare.outcome import Outcome
 from fedpeft.compare.runs import variant_of, variants
 from fedpeft.compare.sweep import _figure, page, picture, sweep_of, table
 from fedpeft.compare.table import csv_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, MACRO_F1
-from fedpeft.job.composing import compose
+from fedpeft.job.composing import compose, parse_overrides
+from fedpeft.job.settings import SiteJob
 from fedpeft.job.yaml_values import write
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
@@ -133,6 +134,20 @@ def test_another_backbone_brings_the_rate_that_it_declares(tmp_path):
     declared = [BACKBONES.get(name).learning_rate for name in axis.values]
     assert [run.sections["training"]["learning_rate"] for run in runs] == declared
     assert len(set(declared)) == 2
+    job = SiteJob.from_sections(runs[0].sections, site="slake")
+    assert (job.dataset, [part.dataset for part in job.parts]) == ("phantom", ["phantom"]), "the default"
+
+
+def test_a_site_that_pools_others_has_their_data_sets():
+    of_sites = {"slake": {"dataset": "slake"}, "vqa-rad": {"dataset": "vqa_rad"}}
+    sections = compose(CONFIGS, "fedpia_task1") | {"data": {"pool": ["slake", "vqa-rad"], "sites": of_sites}}
+    job = SiteJob.from_sections(sections, site="center")
+    assert (job.dataset, [part.dataset for part in job.parts]) == ("slake", ["slake", "vqa_rad"])
+
+
+def test_a_text_of_any_letters_stays_as_it_is():
+    point, _ = points([axis_of("backbone.source=/w/\U0002000b,/w/b", option="--over")]).values()
+    assert parse_overrides(point.overrides) == {"backbone": {"source": "/w/\U0002000b"}}
 
 
 def test_sites_of_a_shared_data_set_have_its_names_and_other_sites_are_the_first_ones():

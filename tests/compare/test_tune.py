@@ -365,3 +365,9 @@ def test_a_search_on_the_tiny_job_finds_the_best_of_the_whole_grid(tmp_path):
     best = steps[-1].ranked[0]
     assert set(whole) == set(tried.points)
     assert whole[best] == steps[-1].figure(best) == max(whole.values())
+
+
+@pytest.mark.parametrize("setting", ["federation.resume_from=latest", "federation.tracking=mlflow"])
+def test_what_a_search_would_not_do_is_refused(setting):
+    with pytest.raises(FedpeftError, match=f"{setting.partition('=')[0]} is .*leave it out"):
+        search(overrides=[setting]).runs("learning_rate=0.001", 1)

@@ -71,7 +71,14 @@ def test_what_a_round_sends_does_not_depend_on_the_order_in_which_training_left_
     learner = Learner.from_sections(sections(AT_SITE), site="slake", folder=tmp_path)
     settings, received = PIASettings(client=False, aligned_at="site"), learner.trainable.state()
     samples = client_round.Samples(probe=list, validation=list, loss=lambda *_: 0.0)
-    start = {"own": None, "received": received, "settings": settings, "share": 0.5, "samples": samples}
+    start = {
+        "own": None,
+        "first": received,
+        "received": received,
+        "settings": settings,
+        "share": 0.5,
+        "samples": samples,
+    }
     finish = client_round.start(learner.trainable, **start).finish
     trained = {key: tensor + 0.01 for key, tensor in received.items()}
     flipped = dict(trained)

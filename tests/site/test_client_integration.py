@@ -88,7 +88,7 @@ def test_half_and_every_plan_is_the_papers_mean_to_the_bit(two, integration):
     assert not equal(aligned, other)
     samples = client_round.Samples(probe=list, validation=list, loss=lambda batches, state: 0.0)
     finish, near, figures, orders, half = client_round.start(
-        learner.trainable, own=own, received=other, settings=settings, share=0.5, samples=samples
+        learner.trainable, own=own, first=own, received=other, settings=settings, share=0.5, samples=samples
     )
     assert equal(near, aligned)
     assert figures == {"global_share": 0.5, "plans": 4, "plans_taken": 4}
@@ -256,7 +256,9 @@ def test_a_share_is_measured_on_the_model_that_training_starts_from(two, integra
 
     samples = client_round.Samples(probe=list, validation=learner.batches.validation, loss=loss)
     settings = PIASettings(integration=integration, share="validation", support="weights", accept=False)
-    client_round.start(learner.trainable, own=own, received=other, settings=settings, share=None, samples=samples)
+    client_round.start(
+        learner.trainable, own=own, first=own, received=other, settings=settings, share=None, samples=samples
+    )
     chosen = learner.loss(learner.batches.validation(), learner.trainable.state())
     learner.trainable.set_companion(None)
     assert len(losses) == len(SHARES)
@@ -333,7 +335,9 @@ def test_samples_are_drawn_only_where_they_are_needed(two):
 
     samples = client_round.Samples(probe=never, validation=never, loss=never)
     settings = PIASettings(support="weights", integration="weight_space")
-    client_round.start(learner.trainable, own=own, received=other, settings=settings, share=0.5, samples=samples)
+    client_round.start(
+        learner.trainable, own=own, first=own, received=other, settings=settings, share=0.5, samples=samples
+    )
 
 
 def test_a_site_that_joins_later_brings_its_own_adapter(sections, tmp_path):
@@ -345,3 +349,44 @@ def test_a_site_that_joins_later_brings_its_own_adapter(sections, tmp_path):
     assert not equal(first.state, second.updates["vqa-rad"].state)
     assert second.updates["vqa-rad"].state.keys() == trained.state.keys()
     assert set(third.updates) == set(SITES)
+
+
+NARROW = "method.site_settings={slake: {reduction_factor: 2}}"  # 4 elsewhere
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", ["1.0", "[0.5, 1.0]"])
+def test_a_global_adapter_of_another_width_is_loaded_as_wide_as_the_sites_own(sections, tmp_path, share):
+    """Also by a site that has none of its own yet, or has lost it: in the order of its first neurons."""
+    wide = ("method.settings={houlsby: {reduction_factor: 4}}", NARROW, "method.pia.support=weights")
+    chosen = sections(*wide, f"method.pia.share={share}", "training.rounds=2")
+    made = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in ("slake", "vqa-rad")}
+    *_, last = federate(made)
+    assert last.round == 2
+    shapes = {site: {key: tensor.shape for key, tensor in one.state.items()} for site, one in last.updates.items()}
+    assert shapes["slake"] == {key: tensor.shape for key, tensor in last.state.items()} != shapes["vqa-rad"]
+    narrow = made["vqa-rad"]
+    site_state.clear(narrow.folder)
+    integration = narrow.integrate(3, None, last.state)
+    expected, _ = align_global(last.state, narrow.values.first, None, PIASettings(support="weights"))
+    assert equal(narrow.trainable.state(), expected)
+    assert equal(integration.near, expected)
+    assert narrow.train_round(3, last.state).state.keys() == last.state.keys()
+
+
+def test_a_site_whose_training_fails_misses_the_round_if_the_federation_is_tolerant(sections, tmp_path, monkeypatch):
+    chosen = sections("training.rounds=1")
+    sites = ("slake", "vqa-rad", "vqa-med-2019")
+    made = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in sites}
+
+    def diverge(*_, **__):
+        raise FedpeftError("the loss is not finite", code="training-diverged")
+
+    monkeypatch.setattr(made["vqa-rad"], "train_round", diverge)
+    with pytest.raises(FedpeftError, match="the loss is not finite"):
+        list(federate(made, quorum=2))
+    with pytest.raises(FedpeftError, match=r"the quorum is 3.*vqa-rad: the loss is not finite"):
+        list(federate(made, quorum=3, tolerant=True))
+    (only,) = federate(made, quorum=2, tolerant=True)
+    assert only.refused == {"vqa-rad": "site vqa-rad: the loss is not finite"}
+    assert set(only.updates) == {"slake", "vqa-med-2019"}

@@ -155,15 +155,7 @@ def plan(
     for seed, method, point in itertools.product(seeds, methods, points(axes).values()):
         own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
         sections = point.sections(partial(_compose_row, configs, task, method, own))
-        if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
-            raise FedpeftError(
-                f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
-                f"leave it out."
-            )
-        if resumed := sections["federation"].get("resume_from"):
-            raise FedpeftError(
-                f"federation.resume_from is {resumed!r:.80}, and a comparison begins every run anew: leave it out."
-            )
+        check_begins_anew(sections)
         packaged = not (overrides or axes) and sections == _packaged_sections(task, method, own)
         recipe = " ".join((method.method, *method.settings)) if packaged else ""
         form = _pia_form(sections) if method.name == method.method else ""
@@ -324,17 +316,26 @@ def _encoded_images() -> EncodedImages:
     return EncodedImages()
 
 
+def check_begins_anew(sections: Mapping[str, Any]) -> None:
+    """Refuse what only a run in FLARE does: to send figures to a tracker, and to go on from an earlier round."""
+    if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
+        raise FedpeftError(f"{SETTING} is {tracker!r}, and here no server of FLARE sends figures: leave it out.")
+    if resumed := sections["federation"].get("resume_from"):
+        raise FedpeftError(f"federation.resume_from is {resumed!r:.80}, and here every run begins anew: leave it out.")
+
+
 def carry_out(run: Run) -> Outcome:
     """Run a federation to its end in this process."""
     from fedpeft.backbones import is_tiny
     from fedpeft.data import is_procedural
     from fedpeft.federate import federate
-    from fedpeft.job.federation import site_backbone, site_data
+    from fedpeft.job.federation import site_backbone
     from fedpeft.site.learner import Learner
     from fedpeft.site.site_model import SharedModels
 
     sites = run.sections["federation"]["sites"]
-    check_shared(SiteJob.from_sections(run.sections, site=site) for site in sites)
+    jobs = [SiteJob.from_sections(run.sections, site=site) for site in sites]
+    check_shared(jobs)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         images = _encoded_images()
@@ -350,7 +351,7 @@ def carry_out(run: Run) -> Outcome:
         rounds, pooled, alignment = [], [], Alignment()
         refused = 0
         needed = build(FederationSettings, run.sections["federation"], section="federation").needed
-        for result in federate(learners, quorum=needed):
+        for result in federate(learners, quorum=needed, tolerant=True):
             rounds.append({site: one for site, one in result.updates.items() if site not in result.refused})
             refused += len(result.refused)
             alignment += _alignment(result.round, result.report, apart=_unaligned(next(iter(learners.values()))))
@@ -367,7 +368,7 @@ def carry_out(run: Run) -> Outcome:
         ),
         metrics={site: learner.data.metric for site, learner in learners.items()},
         seconds=time.monotonic() - began,
-        procedural=any(is_procedural(site_data(run.sections["data"], site)["dataset"]) for site in sites),
+        procedural=any(is_procedural(part.dataset) for job in jobs for part in job.parts),
         tiny=any(is_tiny(site_backbone(run.sections["backbone"], site)["name"]) for site in sites),
         settings=run.settings,
         recipe=run.recipe,

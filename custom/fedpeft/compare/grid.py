@@ -52,7 +52,8 @@ class Point:
     @property
     def overrides(self) -> tuple[str, ...]:
         """The settings as `section.name=value`, without a number of sites."""
-        return tuple(f"{name}={json.dumps(value)}" for name, value in self.values if not _is_site_count(name, value))
+        varied = ((name, value) for name, value in self.values if not _is_site_count(name, value))
+        return tuple(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in varied)
 
     @property
     def label(self) -> str:

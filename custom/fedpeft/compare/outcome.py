@@ -166,7 +166,7 @@ def _is_sound(outcome: Outcome) -> bool:
         and all(0 <= value < math.inf for value in amounts)
         and all(map(math.isfinite, losses))
         and all(isinstance(count, int) and count >= 0 for count in counts)
-        and outcome.seed == int(outcome.seed)
+        and isinstance(outcome.seed, int)
         and all(map(one_line, (outcome.task, outcome.method)))
         and all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
     )
@@ -202,16 +202,20 @@ def outcome_of(history: History, *, method: str, recipe: str = "") -> Outcome:
         samples={s: r.samples for one in rounds for s, r in one.sites.items() if r.samples is not None},
         alignment=alignment_of(history),
         refused=sum(len(one.rejected) for one in rounds),
-        loss_start=_losses(history, ENDS[0]),
-        loss_end=_losses(history, ENDS[1]),
+        **_end_losses(history),
     )
 
 
-def _losses(history: History, name: str) -> tuple[dict[str, float], ...]:
-    """Return a figure of the sites for each round; empty where no site has it in any."""
-    values = [{site: getattr(result, name) for site, result in one.sites.items()} for one in history.rounds]
-    known = tuple({site: value for site, value in one.items() if value is not None} for one in values)
-    return known if any(known) else ()
+def _end_losses(history: History) -> dict[str, Any]:
+    """Return by name the sites' losses at both ends of each round; nothing where no site has any."""
+    ends = {
+        name: tuple(
+            {site: value for site, result in one.sites.items() if (value := getattr(result, name)) is not None}
+            for one in history.rounds
+        )
+        for name in ENDS
+    }
+    return ends if any(map(any, ends.values())) else {}
 
 
 def _seed(history: History) -> int:

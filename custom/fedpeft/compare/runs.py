@@ -242,7 +242,7 @@ def _check_one_task(histories: Mapping[Path, History]) -> None:
                 f"{folder} has the sites {', '.join(other.sites)}, {first} has {', '.join(one.sites)}: runs of "
                 f"different sites cannot be compared."
             )
-        if any(_sample_counts(other, site) != _sample_counts(one, site) for site in one.sites):
+        if any(_other_counts(other, one, site) for site in one.sites):
             raise FedpeftError(
                 f"{folder} and {first} have other numbers of examples at a site: compare runs of one task."
             )
@@ -254,6 +254,12 @@ def _check_one_task(histories: Mapping[Path, History]) -> None:
             raise FedpeftError(
                 f"{folder} and {first} measure a site by different metrics: compare runs with one data.metric."
             )
+
+
+def _other_counts(history: History, other: History, site: str) -> bool:
+    """Return whether a site has other numbers of training or test samples in two runs, as far as both have them."""
+    (trained, tested), (known, others) = (_sample_counts(one, site) for one in (history, other))
+    return bool(tested != others or (trained and known and trained != known))
 
 
 def _sample_counts(history: History, site: str) -> tuple[set[int | None], int | None]:

@@ -106,7 +106,8 @@ class FederationSettings:
         hello_timeout: seconds for the handshake of round 0.
         round_timeout: seconds for one round at the slowest site, waiting for its turn included.
         grace: seconds to wait for stragglers once the quorum has answered; used when the quorum is not all sites.
-        checkpoints: rounds that the server keeps on its disk, to resume from.
+        checkpoints: rounds that the server keeps on its disk, to resume from. A site keeps its last four: from an
+            earlier one its state and head begin anew.
         max_samples: samples that a site may announce in each split; its weight follows from those of training.
         largest_reply_mb: megabytes of one reply, whatever is announced; below that a reply may bring a tenth more than
             the largest adapter that the sites announced, and 16 MB.

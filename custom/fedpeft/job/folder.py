@@ -82,7 +82,7 @@ def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
     jobs = [SiteJob.from_sections(sections, site=site) for site in sites]
     for job in jobs:
         with about("", where=f"site {job.site}"):
-            for part in job.pooled or (job.data,):
+            for part in job.parts:
                 _check_data(job, part)
     check_shared(jobs)
     pairs: dict[str, SiteJob] = {}
@@ -109,7 +109,7 @@ def check_shared(jobs: Iterable[SiteJob]) -> None:
     """Refuse sites that would each have all samples of one folder on this machine, because nothing shares it out."""
     holders: dict[tuple[Any, ...], str] = {}
     for job in jobs:
-        for part in job.pooled or (job.data,):
+        for part in job.parts:
             site, data_set = part.site or job.site, DATASETS.get(part.dataset)
             names = data_set.folders_of(site)
             if not names or part.partition != NATURAL or site in data_set.sites:
@@ -154,7 +154,7 @@ def _check_method(job: SiteJob) -> None:
 def folders_of(job: SiteJob) -> list[Path]:
     """Return the folders of a site's data and of its local weights."""
     found = []
-    for part in job.pooled or (job.data,):
+    for part in job.parts:
         if names := DATASETS.get(part.dataset).folders_of(part.site or job.site):
             found.append(dataset_folder(part, names))
     named = (job.backbone.source, job.backbone.image_source)
@@ -190,8 +190,8 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
 
 def read_job_data(
     configs: Path, job: str, overrides: Iterable[str], *, only: str | None
-) -> list[tuple[data.DataSettings, data.SiteData]]:
-    """Return the section `data` of each site of a job, and its data as its backbone reads them."""
+) -> list[tuple[str, data.SiteData]]:
+    """Return the name of the data set of each site of a job, and its data as its backbone reads them."""
     overrides = list(overrides)
     sections = compose(configs, job, overrides)
     check_used(overrides, sections, job=job)
@@ -200,7 +200,7 @@ def read_job_data(
         raise FedpeftError(f"{only!r} is not a site of {job}: {suggestion(only, sites)}.")
     chosen = [only] if only is not None else sites
     jobs = [SiteJob.from_sections(sections, site=site) for site in chosen]
-    return [(job.data, fit_data(_load_data(job), sections, job.site, share=job.data.unreadable)) for job in jobs]
+    return [(job.dataset, fit_data(_load_data(job), sections, job.site, share=job.data.unreadable)) for job in jobs]
 
 
 def _load_data(job: SiteJob) -> data.SiteData:

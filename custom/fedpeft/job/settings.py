@@ -18,6 +18,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build, single_site_settings
 from fedpeft.data import DataSettings
 from fedpeft.data.answer_space import shared_answers
+from fedpeft.data.registry import DATASETS
 from fedpeft.job.federation import (
     BY_SITE,
     FederationSettings,
@@ -394,6 +395,17 @@ class SiteJob:
     single_sites: tuple[str, ...] = ()
     # what a federated head tells apart at every site; None: each site has its own head
     answers: tuple[str, ...] | None = None
+
+    @property
+    def parts(self) -> tuple[DataSettings, ...]:
+        """The settings of its data, those of each site that it pools."""
+        return self.pooled or (self.data,)
+
+    @property
+    def dataset(self) -> str:
+        """The name of its data set; of several, a procedural one, since figures of these say less."""
+        names = [part.dataset for part in self.parts]
+        return next((name for name in names if DATASETS.get(name).procedural), names[0])
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> SiteJob:

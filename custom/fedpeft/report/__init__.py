@@ -32,7 +32,8 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
         HistoryError: the history is missing, damaged or incomplete; nothing is written then.
         FedpeftError: the folder cannot be written.
     """
-    from fedpeft.core.errors import FedpeftError
+    from fedpeft.core.errors import FedpeftError, LocalError
+    from fedpeft.core.files import replacing
     from fedpeft.report.history_reader import read
     from fedpeft.report.outputs import markdown, page, state_line, tidy_csv
     from fedpeft.report.plots import picture_files, pictures
@@ -53,14 +54,15 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
         outdated = {f"{name}.svg" for name in OPTIONAL} - {name for name, _ in contents.values()}
         outdated |= set() if _is_in(folder, source) else {SURFACE}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in outdated:
-            (folder / name).unlink(missing_ok=True)
         for kind, (name, content) in contents.items():
             written[kind] = folder / name
-            written[kind].write_bytes(content)
-    except OSError as error:
-        raise FedpeftError(f"Cannot write the report into {folder} ({error.strerror}); name another folder.") from error
+            with replacing(written[kind]) as draft:
+                draft.write_bytes(content)
+        for name in outdated:
+            (folder / name).unlink(missing_ok=True)
+    except (OSError, LocalError) as error:
+        reason = getattr(error.__cause__ or error, "strerror", None) or error
+        raise FedpeftError(f"Cannot write the report into {folder} ({reason}); name another folder.") from error
     return written
 
 

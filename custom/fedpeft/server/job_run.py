@@ -315,7 +315,7 @@ class JobRun:
             sums=sums,
         )
         ended = before and (recorder.ends_early(job.training.patience) or before.round == job.training.rounds)
-        if ended and rounds.state:  # the job was killed before it wrote its results
+        if before and rounds.state:  # of the round that it goes on from, should none follow
             self._host.keep(rounds.state)
         for round_done in () if ended else rounds:
             recorder.add_round(

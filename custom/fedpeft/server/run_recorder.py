@@ -177,13 +177,13 @@ class RunRecorder:
             "schedule": asdict(assignment) if assignment else {},
             "seconds": round(seconds, 3),
         }
-        self._add_faults(finished)
         self._history["rounds"].append(finished)
         try:
             keep()
         except BaseException:
             self._history["rounds"].pop()
             raise
+        self._add_faults(finished)
         write_json(self.folder / HISTORY, self._history)
         try:
             self._board.update(self._history["rounds"], self._history.get("metrics", {}))

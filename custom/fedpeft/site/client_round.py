@@ -262,6 +262,7 @@ def start(
     trainable: Trainable,
     *,
     own: State | None,
+    first: State,
     received: State,
     settings: PIASettings | None,
     share: float | None,
@@ -271,7 +272,8 @@ def start(
 
     With `aligned_at="site"` only the upload is permuted into the order of the received adapter. Without client PIA
     (settings None), with a share of 1, or while the site has no adapter of its own, the received adapter is loaded as
-    it is. If no share is given, the validation split decides. A connector is always loaded as it was received: it is no
+    it is; of another width, in the order of the site's own neurons, or of its `first` ones. If no share is given, the
+    validation split decides. A connector is always loaded as it was received: it is no
     adapter, and all sites have the same.
     """
     trainable.set_companion(None)
@@ -279,6 +281,7 @@ def start(
     orders: Mapping[str, torch.Tensor] = {}
     mix = None
     if own is None or settings is None or not settings.client or share == 1:
+        received = _as_wide(received, own or first)
         trainable.start(received, own)
         finish: Finish = _sent_and_kept
         integrated = received
@@ -301,6 +304,14 @@ def start(
         return align_upload(upload, received, settings), kept
 
     return Integration(finish_aligned, integrated, figures, orders, mix)
+
+
+def _as_wide(received: State, own: State) -> State:
+    """Return an adapter with as many neurons as the site's own at each place; as it is where it has as many."""
+    if all(key not in own or tensor.shape == own[key].shape for key, tensor in received.items()):
+        return received
+    adapter, _ = align_global(without_connector(received), without_connector(own), None, PIASettings(support="weights"))
+    return adapter | only_connector(received)
 
 
 def _combine(trainable: Trainable, own: State, integrated: State, settings: PIASettings, share: float) -> Finish:

@@ -144,7 +144,7 @@ class Learner:
         min_images = policy.min_class_images if policy else 1
         self.constant = baseline(site_data, min_images=min_images, answers=self.vocabulary.answers)
         self._evaluation = Evaluation(self.model, site_data, self.batches.draw, min_images=min_images)
-        self.values = RoundValues(site, self.model, method, folder)
+        self.values = RoundValues(site, self.model, method)
         self._personalization = imported(PERSONALIZATIONS[training.personalization].home)
         self.record = SiteRecord(
             site=site,
@@ -180,7 +180,7 @@ class Learner:
             method=job.method,
             training=job.training,
             site_data=load_data(policy, job),
-            dataset=job.data.dataset,
+            dataset=job.dataset,
             folder=Path(folder),
             schedule=job.schedule,
             policy=policy,
@@ -199,7 +199,7 @@ class Learner:
 
     def start_digest(self) -> str:
         """Return the digest of `first_state` if all sites begin with the values of one; otherwise an empty text."""
-        needed = self.method.starts_from_one(scheduled=self.schedule.active)
+        needed = self.method.starts_from_one(scheduled=self.schedule.active) or self.method.sums  # maybe at relays
         return digest(self.first_state()) if needed and not self.model.init_site else ""
 
     def train_round(
@@ -218,7 +218,7 @@ class Learner:
         own = self._own_state(round)
         torch.manual_seed(self.seed_for("train", round))
         first_head = self.model.drawn_head(self.seed_for("head", round)) if self.salt and own is None else None
-        self.values.restore(own, received, first_head=first_head)
+        self.values.restore(own, received, folder=self.folder, first_head=first_head)
         received = without_head(received)
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = client_round.next_agreement(own, received, self.pia, round=round, part=part) if compares else None
@@ -292,7 +292,7 @@ class Learner:
     def score_layers(self, round: int, received: State) -> list[float]:
         """Score each layer of the global adapter, or of the site's own if there is none, on random training samples."""
         own, received = self._own_state(round), self._numbers.received(received)
-        self.values.restore(own, received)
+        self.values.restore(own, received, folder=self.folder)
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
         kept = own.adapter if own else None
         self.trainable.start(self.values.adapter(round, kept, received), kept)
@@ -387,6 +387,7 @@ class Learner:
         return client_round.start(
             self.trainable,
             own=own,
+            first=self.values.first,
             received=self.values.adapter(round, own, received),
             settings=self.pia,
             share=client_round.share_in_round(self.pia, agreement, round=round, rounds=self.training.rounds),

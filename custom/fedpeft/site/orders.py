@@ -24,6 +24,7 @@ from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import number_of, replacing, rounds_in, set_aside_after, write_json
 from fedpeft.core.states import first_misfit
 from fedpeft.job.settings import SiteJob
+from fedpeft.methods.setting_limits import MAX_WIDTH
 from fedpeft.protocol.types import SCORE, TRAIN, Hello, Introduction, Order, ScoreOrder, TrainOrder
 
 FILE = "received.safetensors"
@@ -54,10 +55,12 @@ def check_received(
     """Refuse a global adapter that does not fit the site's announced adapter, before any of it is written.
 
     If `whole`, it must have all keys, unless it is empty. If sites may have `any_width`, no dimension may exceed the
-    site's largest one; if factors of all sites are `stacked`, `MAX_RANKS` times that.
+    site's largest one and that of any job; if factors of all sites are `stacked`, `MAX_RANKS` times that.
     """
     shapes = announced.shapes
     longest = max((side for shape in shapes.values() for side in shape), default=0) if any_width or stacked else None
+    if longest is not None and any_width:
+        longest = max(longest, MAX_WIDTH)  # of another site's neurons
     if longest is not None and stacked:
         longest *= MAX_RANKS
     misfit = first_misfit(state, shapes, dtype=announced.dtype, whole=whole and bool(state), max_side=longest)

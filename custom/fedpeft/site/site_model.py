@@ -283,10 +283,10 @@ def exchanged(own: SiteState) -> tuple[State, State]:
 
 
 class RoundValues:
-    """Loads the start of each round into a model, which is built with first values; `folder` is for errors."""
+    """Loads the start of each round into a model, which is built with first values."""
 
-    def __init__(self, site: str, model: SiteModel, method: MethodSettings, folder: Path) -> None:
-        self._site, self._model, self._folder = site, model, folder
+    def __init__(self, site: str, model: SiteModel, method: MethodSettings) -> None:
+        self._site, self._model = site, model
         self._unequal_ranks = method.rule.unequal_ranks
         pairs = [] if method.rule.averages else product_pairs(model.first)
         self._new_in_every_round = {key for pair in pairs for key in (pair.down, *pair.ups)}
@@ -300,11 +300,11 @@ class RoundValues:
         """The first adapter if all sites have the same; empty: this site has one of its own."""
         return {} if self._model.init_site else self.first
 
-    def restore(self, own: SiteState | None, received: State, *, first_head: State | None = None) -> None:
+    def restore(self, own: SiteState | None, received: State, *, folder: Path, first_head: State | None = None) -> None:
         """Load the head, the global one if it is federated, and the tensors that never leave the site.
 
         They come from the site's state after its last round, or from the received global values. `first_head` replaces
-        the first values that the head was built with.
+        the first values that the head was built with; `folder`, of the state, is for errors.
         """
         first = first_head or self.first_head
         head, private = exchanged(own) if own else (first, self._first_private)
@@ -313,7 +313,7 @@ class RoundValues:
             self._model.trainable.load_private(private)
         except FedpeftError as error:
             raise LocalError(
-                f"the state of site {self._site} in {self._folder} is not of this method ({error}): remove that folder."
+                f"the state of site {self._site} in {folder} is not of this method ({error}): remove that folder."
             ) from error
 
     def adapter(self, round: int, own: State | None, received: State) -> State:
