@@ -13,6 +13,7 @@ from fedpeft.core.metrics import ACCURACY, MACRO_F1
 from fedpeft.core.settings import MAX_ROUNDS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.types import METRICS, TrainReply
+from fedpeft.report.history import HistoryError
 from fedpeft.report.history_reader import parse, verify
 from fedpeft.report.status import figures, read_progress
 from fedpeft.report.wording import alignment_of
@@ -220,3 +221,14 @@ def test_a_site_without_a_reply_trained_no_layers(tmp_path):
     record.add_round(1, {"north": reply()}, {"south": "it was away."}, {}, plan, seconds=1.0)
     assert "north trained layers 0, 2" in record.progress(1, 2)
     assert "south" not in record.progress(1, 2)
+
+
+def test_a_job_whose_report_cannot_be_drawn_has_completed_all_the_same(tmp_path, monkeypatch):
+    record = RunRecorder(tmp_path, job="test")
+
+    def too_large(*_):
+        raise HistoryError("history.json is too large")
+
+    monkeypatch.setattr("fedpeft.report.render", too_large)
+    assert record.complete() == [f"finished: results in {tmp_path}", "no report: history.json is too large"]
+    assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "completed"

@@ -252,11 +252,17 @@ class RunRecorder:
     def complete(self) -> list[str]:
         """Render the report, write the manifest, and return lines for the log with the results folder."""
         from fedpeft.report import render, show
+        from fedpeft.report.history import HistoryError
 
-        render(self.folder, self.folder / "report")
+        lines = [f"finished: results in {self.folder}"]
+        try:
+            render(self.folder, self.folder / "report")
+        except HistoryError as error:  # such as one that is too large: what was trained is there all the same
+            self._write_manifest("completed")
+            return [*lines, f"no report: {error}"]
         self._write_manifest("completed")
         show(self.folder, metrics=ACCURACIES)
-        return [f"finished: results in {self.folder}"]
+        return lines
 
     def _write_manifest(self, status: str, **more: str) -> None:
         if self.tracking:
