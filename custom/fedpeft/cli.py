@@ -271,6 +271,8 @@ def _data(arguments: argparse.Namespace) -> None:
     if picture:
         from fedpeft.report.data_summary import AT_HOME, label_picture
 
+        if picture.is_dir():
+            raise FedpeftError(f"{picture} is a folder: name a file for the picture.")
         with replacing(picture) as draft:
             draft.write_bytes(label_picture(title, sites, procedural=procedural))
         print(f"picture  {picture}\n{AT_HOME}")

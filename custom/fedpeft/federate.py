@@ -51,8 +51,8 @@ def federate(
         salts: function from a site's name, a round and the global adapter to an extra part of its training seeds, as in
             secure sums of a consortium (`fedpeft.protocol.signed_keys`); None: only the job's seed.
         quorum: accepted updates that a round needs, or all updates if the round has fewer.
-        tolerant: a site whose training fails misses the round, as in a job, if the quorum allows it; else it ends the
-            federation.
+        tolerant: a site that cannot score or train misses the round, as in a job, if the quorum allows it; else it ends
+            the federation.
 
     Raises:
         FedpeftError: learners have other settings than the first, the check of updates leaves fewer, or settings need

@@ -179,13 +179,13 @@ def test_a_folder_that_may_not_be_entered_is_one_sentence(tmp_path, monkeypatch)
     settings = DataSettings(dataset="vqa_med_2020", root=root)
     assert load(settings).train
     closed.add(root / "below")
-    with pytest.raises(DataError, match=rf"^{root}/below cannot be read \(Permission denied\); check it and its perm"):
+    with pytest.raises(DataError, match=rf"^{root}/below cannot be read \(Permission denied\); check the folder"):
         load(settings)
     closed.add(root)
-    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check it and its perm"):
+    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check the folder"):
         load(settings)
     monkeypatch.setattr(Path, "is_dir", is_dir)
-    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check it and its perm"):
+    with pytest.raises(DataError, match=rf"^{root} cannot be read \(Permission denied\); check the folder"):
         load(settings)
 
 

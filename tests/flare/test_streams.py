@@ -193,6 +193,11 @@ def test_a_site_that_fills_the_memory_of_its_relay_stops_no_other(known, monkeyp
     assert honest.completed
     assert not honest.failed
     assert sum(one.failed for one in flood) == 1
+    for number in range(5, 8):  # a stream that was stopped is not the largest once more
+        for stream in range(3):
+            chunk("relay.evil.job", stream, number=number, data=bytes(MB))
+    assert sum(one.failed for one in flood) > 1
+    assert honest.read(1) == b"x"
 
 
 def test_a_stream_that_is_read_may_be_of_any_size(known, monkeypatch):

@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedpeft.alignment import PIASettings, align_global
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import HEAD
+from fedpeft.core.states import equal
 from fedpeft.federate import federate
 from fedpeft.inference.examples import read_split
 from fedpeft.inference.export import export
@@ -343,6 +345,17 @@ def test_what_follows_from_the_model_is_no_other_configuration(sections, tmp_pat
     for own in (written, {**written, "target_modules": None, "feedforward_modules": None}):
         file.write_text(json.dumps(own))
         Predictor(find(tmp_path / "ws", site="slake"), folder)
+
+
+def test_a_global_adapter_of_another_width_is_as_wide_as_the_sites_own(sections, tmp_path):
+    wide = "method.site_settings={vqa-rad: {reduction_factor: 2}}"
+    chosen = sections("method.settings={houlsby: {reduction_factor: 4}}", "method.pia.support=weights", wide)
+    state = run_of(chosen, tmp_path / "ws")
+    kept = find(tmp_path / "ws", site="slake")
+    model = Predictor(kept, find_adapter("global", tmp_path / "ws")).model
+    expected, _ = align_global(state, dict(kept.state.adapter), None, PIASettings(support="weights"))
+    assert any(tensor.shape != state[key].shape for key, tensor in expected.items())
+    assert equal(model.trainable.state(), expected)
 
 
 def test_an_export_with_a_second_adapter_is_no_adapter(sections, tmp_path):

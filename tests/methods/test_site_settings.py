@@ -136,6 +136,15 @@ def test_tensors_of_one_name_are_in_one_module_at_all_sites(name, settings, wher
     with pytest.raises(FedpeftError, match=f"site_settings.slake has {where}, with which the same tensors compute"):
         MethodSettings(name=name, aggregation=aggregation, pia={"share": 0.5}, site_settings={"slake": settings})
     MethodSettings(name=name, aggregation=aggregation, pia={"share": 0.5}, settings={name: settings})
+    common = {"settings": {name: settings}, "site_settings": {"slake": settings}}
+    MethodSettings(name=name, aggregation=aggregation, pia={"share": 0.5}, **common)
+
+
+def test_a_site_may_repeat_what_all_have():
+    common, own = {"parallel": {"scaling": 1.0}}, {"slake": {"reduction_factor": 2, "scaling": 1.0}}
+    MethodSettings(name="parallel", pia={"share": 0.5}, settings=common, site_settings=own)
+    with pytest.raises(FedpeftError, match="slake has scaling, with which the same tensors compute"):
+        MethodSettings(name="parallel", pia={"share": 0.5}, site_settings=own)
 
 
 def test_a_wrong_value_beside_a_sites_own_one_is_the_one_that_is_named():

@@ -80,6 +80,8 @@ def test_means_of_fewer_sites_say_of_how_many(tmp_path):
         "accuracy": "1 of 2 sites",
         "macro_f1": "none of 1 site",
     }
+    said = read_progress(write(tmp_path, history=made)).figures
+    assert said == "accuracy 50.0 % (1 of 2 sites), macro-F1 (none of 1 site)"
 
 
 def test_sites_that_are_no_better_than_a_constant_answer_are_named_and_shown(tmp_path):

@@ -230,5 +230,6 @@ def test_a_job_whose_report_cannot_be_drawn_has_completed_all_the_same(tmp_path,
         raise HistoryError("history.json is too large")
 
     monkeypatch.setattr("fedpeft.report.render", too_large)
-    assert record.complete() == [f"finished: results in {tmp_path}", "no report: history.json is too large"]
+    _, said = record.complete()
+    assert said == f"no report: the log says why; `fedpeft report {tmp_path}` draws it again"
     assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "completed"

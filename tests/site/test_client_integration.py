@@ -355,11 +355,11 @@ NARROW = "method.site_settings={slake: {reduction_factor: 2}}"  # 4 elsewhere
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", ["1.0", "[0.5, 1.0]"])
-def test_a_global_adapter_of_another_width_is_loaded_as_wide_as_the_sites_own(sections, tmp_path, share):
+@pytest.mark.parametrize(("share", "mass"), [("1.0", "preserved"), ("[0.5, 1.0]", "paper")])
+def test_a_global_adapter_of_another_width_is_loaded_as_wide_as_the_sites_own(sections, tmp_path, share, mass):
     """Also by a site that has none of its own yet, or has lost it: in the order of its first neurons."""
     wide = ("method.settings={houlsby: {reduction_factor: 4}}", NARROW, "method.pia.support=weights")
-    chosen = sections(*wide, f"method.pia.share={share}", "training.rounds=2")
+    chosen = sections(*wide, f"method.pia.mass={mass}", f"method.pia.share={share}", "training.rounds=2")
     made = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in ("slake", "vqa-rad")}
     *_, last = federate(made)
     assert last.round == 2
@@ -368,7 +368,7 @@ def test_a_global_adapter_of_another_width_is_loaded_as_wide_as_the_sites_own(se
     narrow = made["vqa-rad"]
     site_state.clear(narrow.folder)
     integration = narrow.integrate(3, None, last.state)
-    expected, _ = align_global(last.state, narrow.values.first, None, PIASettings(support="weights"))
+    expected, _ = align_global(last.state, narrow.values.first, None, PIASettings(support="weights", mass=mass))
     assert equal(narrow.trainable.state(), expected)
     assert equal(integration.near, expected)
     assert narrow.train_round(3, last.state).state.keys() == last.state.keys()

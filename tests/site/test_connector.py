@@ -115,7 +115,7 @@ def test_where_a_site_keeps_half_of_its_own_adapter_it_keeps_nothing_of_its_own_
     learner.train_round(1, learner.first_state())
     received = {key: tensor + 0.01 for key, tensor in learner.first_state().items()}
     own = site_state.load_before(tmp_path / "slake", 2)
-    learner.values.restore(own, received)
+    learner.values.restore(own, received, folder=learner.folder)
     started = learner.integrate(2, own.adapter, received)
     assert torch.equal(learner.trainable.state()[KEY], received[KEY])
     assert torch.equal(started.near[KEY], received[KEY])

@@ -262,13 +262,14 @@ DIGESTS = {  # settings of a job, and the sites that announce a digest of what a
     "scheduled layers": ([], SITES),
     "a seed of its own": (["schedule.solver=all", "method.initialization=own"], ()),
     "one joins later": (["schedule.solver=all", "method.matched_layers=2", "schedule.joins={vqa-rad: 2}"], SITES[:1]),
+    "relays may add up": (["schedule.solver=all", "method.aggregation=fedavg"], SITES),
     "nothing is sent": (["schedule.solver=all", "method.aggregation=none"], ()),
     "a federated head": (["method.head=federated", "data.answers=['yes', 'no']"], SITES),
 }
 
 
 @pytest.mark.parametrize(("overrides", "named"), DIGESTS.values(), ids=DIGESTS)
-def test_a_digest_is_announced_only_where_all_sites_can_compute_what_one_sends(sections, tmp_path, overrides, named):
+def test_a_digest_is_announced_only_where_all_sites_can_compute_what_one_may_send(sections, tmp_path, overrides, named):
     chosen = sections(*UPPER_LAYER, *overrides)
     learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
     assert {site: each.start_digest() for site, each in learners.items()} == {

@@ -155,7 +155,7 @@ def plan(
     for seed, method, point in itertools.product(seeds, methods, points(axes).values()):
         own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
         sections = point.sections(partial(_compose_row, configs, task, method, own))
-        check_begins_anew(sections)
+        check_runs_here(sections)
         packaged = not (overrides or axes) and sections == _packaged_sections(task, method, own)
         recipe = " ".join((method.method, *method.settings)) if packaged else ""
         form = _pia_form(sections) if method.name == method.method else ""
@@ -316,12 +316,14 @@ def _encoded_images() -> EncodedImages:
     return EncodedImages()
 
 
-def check_begins_anew(sections: Mapping[str, Any]) -> None:
+def check_runs_here(sections: Mapping[str, Any]) -> None:
     """Refuse what only a run in FLARE does: to send figures to a tracker, and to go on from an earlier round."""
     if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
-        raise FedpeftError(f"{SETTING} is {tracker!r}, and here no server of FLARE sends figures: leave it out.")
+        raise FedpeftError(f"{SETTING} is {tracker!r}, and here no server of FLARE sends figures: set it to {NONE!r}.")
     if resumed := sections["federation"].get("resume_from"):
-        raise FedpeftError(f"federation.resume_from is {resumed!r:.80}, and here every run begins anew: leave it out.")
+        raise FedpeftError(
+            f"federation.resume_from is {resumed!r:.80}, and here runs begin anew: set it to an empty text."
+        )
 
 
 def carry_out(run: Run) -> Outcome:

@@ -257,7 +257,7 @@ def _check_one_task(histories: Mapping[Path, History]) -> None:
 
 
 def _other_counts(history: History, other: History, site: str) -> bool:
-    """Return whether a site has other numbers of training or test samples in two runs, as far as both have them."""
+    """Return whether a site has other numbers of test samples in two runs, or of training samples if both have them."""
     (trained, tested), (known, others) = (_sample_counts(one, site) for one in (history, other))
     return bool(tested != others or (trained and known and trained != known))
 

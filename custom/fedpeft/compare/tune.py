@@ -120,9 +120,9 @@ class Search:
 
     def runs(self, label: str, rounds: int) -> list[Run]:
         """Compose the runs of a setting, one for each seed."""
-        from fedpeft.compare.experiment import Run, check_begins_anew
+        from fedpeft.compare.experiment import Run, check_runs_here
 
-        check_begins_anew(self._whole)
+        check_runs_here(self._whole)
         first, name = self._whole["training"].get("seed", 0), self.job.name
         own = [*self.overrides, f"{ROUNDS}={rounds}", "training.validate=true"]
         runs = []

@@ -78,7 +78,7 @@ def _is_folder(path: Path) -> bool:
 def unreadable_folder(error: OSError, path: Path) -> DataError:
     """Return the error for a folder that this user may not enter, or a file below it."""
     why = error.strerror or error
-    return DataError(f"{error.filename or path} cannot be read ({why}); check it and its permissions.")
+    return DataError(f"{error.filename or path} cannot be read ({why}); check the folder and its permissions.")
 
 
 def either(root: Path, first: str, second: str, *, remedy: str) -> Path:
@@ -179,7 +179,7 @@ def _places(folder: Path) -> frozenset[tuple[int, int]]:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder is hidden, or is what macOS adds to archives, or a file system to a disk."""
+    """Return whether a file or folder is hidden, or is what macOS adds to archives and Linux to disks."""
     return name.startswith((".", "__MACOSX")) or name == "lost+found"
 
 

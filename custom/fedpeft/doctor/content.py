@@ -156,7 +156,7 @@ def check_data(context: Context) -> Iterator[Finding]:
 
 def _validation_problems(job: SiteJob) -> Iterator[tuple[Callable[[str], Finding], str]]:
     """Yield what a job cannot do at a site without a validation split, each with its verdict."""
-    setting = "data.validation_size" if DATASETS.get(job.data.dataset).procedural else "data.validation_fraction"
+    setting = "data.validation_size" if DATASETS.get(job.dataset).procedural else "data.validation_fraction"
     pia = cast(PIASettings, job.method.pia)
     if job.method.aligns and pia.client and pia.share == VALIDATION:
         why = "method.pia.share is 'validation', and no sample is in a validation split"

@@ -80,7 +80,7 @@ def footprint(
     `data` has the facts of loaded data by site: the network must answer and be measured as they need it.
     """
     training, method = job.training, job.method
-    declared, data = DATASETS.get(job.data.dataset).metric, data or {}
+    declared, data = DATASETS.get(job.dataset).metric, data or {}
     facts = data.get(job.site) or DataFacts(declared == MACRO_F1, job.data.metric or declared)
     vocabulary = AnswerVocabulary(job.answers or STAND_INS)
     sample = Example(np.zeros((1, 1, 3), dtype=np.uint8), "", vocabulary.answers[-1], closed=False, image_id="")

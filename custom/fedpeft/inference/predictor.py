@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from fedpeft.alignment.factors import fresh_factors, is_factor
 from fedpeft.alignment.low_rank import fitted, lower_ranks
+from fedpeft.alignment.settings import PIASettings
 from fedpeft.answering.answering import Batch, Batches, Scored
 from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS
 from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
@@ -46,6 +47,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
 from fedpeft.report.status import PLACES, SIMULATED
 from fedpeft.site import computing
+from fedpeft.site.client_round import as_wide
 from fedpeft.site.metrics import THRESHOLD, Measure, new_measure
 from fedpeft.site.site_model import SiteModel, exchanged
 from fedpeft.site.site_state import ModelRecord
@@ -107,6 +109,8 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept
         numbers = LayerNumbers.for_backbone(model.backbone.num_layers, method.matched_layers)
         chosen = numbers.received(select_keys(chosen, numbers.renumber_to_send(own)))
     try:
+        if method.site_settings and method.aligns:
+            chosen = as_wide(chosen, dict(state.adapter) or own, cast(PIASettings, method.pia))
         _check_fits(chosen, own, whole=not method.rule.unequal_ranks)
         if model.products:
             model.products.set(chosen)

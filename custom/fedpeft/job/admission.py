@@ -27,6 +27,7 @@ from fedpeft.job.composing import (
     FlareSettings,
 )
 from fedpeft.job.strict_files import (
+    SITE_NAME,
     AdmissionError,
     check_keys,
     check_list,
@@ -67,7 +68,6 @@ BOOKKEEPING = (
     "submitter_role",
 )
 MAX_SITES = 1000
-_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # FLARE takes what follows a dot for a part below the site
 _GPUS = {"num_of_gpus": 1024, "mem_per_gpu_in_GiB": 10_000}  # the largest that a job may ask for
 ALLOWED = 1.0  # instead of an interval or timeout that a file does not have
 MAX_COMPARED = 20  # checked settings of earlier sites with which those of the next are compared
@@ -95,7 +95,7 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
     if not isinstance(participants, list) or not 2 <= len(participants) <= MAX_SITES + 1:  # with the server
         raise wrong(file, "deploy_map", deployed, 'an object like {"app": ["server", "site"]}')
     for name in participants:
-        if not isinstance(name, str) or not _SITE.fullmatch(name) or participants.count(name) > 1:
+        if not isinstance(name, str) or not SITE_NAME.fullmatch(name) or participants.count(name) > 1:
             raise wrong(
                 file, "deploy_map", name, "the server and each site once, by a name of letters, digits, _ and -"
             )

@@ -21,6 +21,7 @@ from fedpeft.backbones.registry import BackboneSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import Registry
 from fedpeft.core.settings import SECONDS, about, check_ranges, one_of, unread, within
+from fedpeft.job.strict_files import SITE_NAME
 
 NONE, SETTING = "none", "federation.tracking"
 LEAVE_OUT = f"or leave {SETTING} out"
@@ -106,8 +107,8 @@ class FederationSettings:
         hello_timeout: seconds for the handshake of round 0.
         round_timeout: seconds for one round at the slowest site, waiting for its turn included.
         grace: seconds to wait for stragglers once the quorum has answered; used when the quorum is not all sites.
-        checkpoints: rounds that the server keeps on its disk, to resume from. A site keeps its last four: from an
-            earlier one its state and head begin anew.
+        checkpoints: rounds that the server keeps on its disk, to resume from. A site keeps its last four: if
+            the job resumes from an earlier round, its own state and head begin anew.
         max_samples: samples that a site may announce in each split; its weight follows from those of training.
         largest_reply_mb: megabytes of one reply, whatever is announced; below that a reply may bring a tenth more than
             the largest adapter that the sites announced, and 16 MB.
@@ -133,10 +134,9 @@ class FederationSettings:
     def __post_init__(self) -> None:
         if not all(isinstance(site, str) and site for site in self.sites):
             raise FedpeftError(f"sites is {list(self.sites)!r:.200}, it must name sites, each a text.", setting="sites")
-        if dotted := next((site for site in self.sites if "." in site), ""):
+        if wrong := next((site for site in self.sites if not SITE_NAME.fullmatch(site)), ""):
             raise FedpeftError(
-                f"sites names {dotted!r:.80}, and FLARE takes what follows a dot for a part below that site: use "
-                f"letters, digits, _ and -.",
+                f"sites names {wrong!r:.80}, which cannot be a site of FLARE: use up to 100 letters, digits, _ and -.",
                 setting="sites",
             )
         if not self.sites or len(set(self.sites)) != len(self.sites):

@@ -133,7 +133,7 @@ def check_shared(jobs: Iterable[SiteJob]) -> None:
 
 def _answers_questions(job: SiteJob) -> bool:
     """Return whether a site answers as the job chooses; labels are answered in a way of their own."""
-    return DATASETS.get(job.data.dataset).metric == ACCURACY
+    return DATASETS.get(job.dataset).metric == ACCURACY
 
 
 def _check_method(job: SiteJob) -> None:

@@ -15,6 +15,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ REASONS = {
     "meta": "its meta.json holds what no job may ask for",
     "setting": "the value of a setting in it is not allowed",
 }
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # FLARE takes what follows a dot for a part below the site
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_TEXT = 4096

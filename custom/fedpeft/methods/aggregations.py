@@ -156,7 +156,7 @@ def check_site_settings(method: MethodSettings) -> None:
         return
     for site, own in method.site_settings.items():
         common = method.settings_of("")
-        differing = (*_named(own, "target_modules", common), *_differing(method.registered, own))
+        differing = (*_named(own, "target_modules", common), *_differing(method.registered, own, common))
         if method.exchanges and (other := next(iter(differing), "")):
             raise FedpeftError(
                 f"method.site_settings.{site} has {other}, with which the same tensors compute something else there: "
@@ -255,9 +255,11 @@ def _named(settings: Mapping[str, Any], name: str, common: Any) -> Iterator[str]
             yield from (f"{key}.{path}" for path in _named(value, name, theirs))
 
 
-def _differing(method: TuningMethod, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings of a site, and of its parts, with which equal tensors compute something else."""
-    yield from (name for name in method.same_at_all_sites if settings.get(name) not in (None, {}))
+def _differing(method: TuningMethod, settings: Mapping[str, Any], common: Any = None) -> Iterator[str]:
+    """Yield the settings of a site, and of its parts, with which equal tensors compute something else there."""
+    common = common if isinstance(common, Mapping) else {}
+    yield from (name for name in method.same_at_all_sites if settings.get(name) not in (None, {}, common.get(name)))
     for part in method.parts:
         own = settings.get(part)
-        yield from (f"{part}.{name}" for name in _differing(METHODS.get(part), own if isinstance(own, Mapping) else {}))
+        parts = _differing(METHODS.get(part), own if isinstance(own, Mapping) else {}, common.get(part))
+        yield from (f"{part}.{name}" for name in parts)

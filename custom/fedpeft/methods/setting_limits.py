@@ -131,7 +131,7 @@ FACTORED_PROMPTS: Limits = PROMPTS | {"rank": whole(MAX_WIDTH), "decomposition":
 
 
 def goes_with_others(settings: Mapping[str, Any], limits: Limits) -> bool:
-    """Return whether some values exclude each other: of first values, and of OFT's rank and blocks, one must be 0."""
+    """Return whether settings are there of which some values exclude each other, as OFT's rank and size of blocks."""
     of_oft = "oft_block_size" in limits and not settings.keys().isdisjoint({"r", "oft_block_size"})
     return of_oft or settings.keys() >= FIRST_VALUE_SETTINGS
 

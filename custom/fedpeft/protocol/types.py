@@ -81,7 +81,7 @@ class Introduction(_Message):
         baseline: what a constant answer reaches on the test split; only in the simulator, because it tells how
             often an answer occurs.
         start_digest: SHA-256 of the adapter that the site starts from (`fedpeft.core.states.digest`), where all sites
-            can compute it and one of them sends it to all; it depends on no data.
+            can compute it and one of them sends it to all, or may, where relays add up; it depends on no data.
         problem: why the site cannot take part, a code of `fedpeft.protocol.fields`; empty when it can.
         setting: the name of the job's setting that the problem is about, if it is about one.
         sum_key: the site's public key for the first secure sum, with its certificate and signature; empty without

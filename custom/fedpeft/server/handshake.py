@@ -74,9 +74,8 @@ def unlike_equals(schemas: Mapping[str, Schema], method: MethodSettings) -> dict
             key = min(key for key, _ in shapes ^ group[other])
             refused[site] = (
                 f"site {site} has {key} with shape {schemas[site].get(key)} and site {other} with "
-                f"{schemas[other].get(key)}, "
-                f"and method.site_settings gives both the same settings: use the same backbone, or declare their "
-                f"widths there." + NO_MAJORITY * (common is None)
+                f"{schemas[other].get(key)}, and method.site_settings gives both the same settings: use the same "
+                f"backbone, or declare their widths there." + NO_MAJORITY * (common is None)
             )
     return refused
 

@@ -252,14 +252,14 @@ class RunRecorder:
     def complete(self) -> list[str]:
         """Render the report, write the manifest, and return lines for the log with the results folder."""
         from fedpeft.report import render, show
-        from fedpeft.report.history import HistoryError
 
         lines = [f"finished: results in {self.folder}"]
         try:
             render(self.folder, self.folder / "report")
-        except HistoryError as error:  # such as one that is too large: what was trained is there all the same
+        except Exception:  # what was trained is there all the same
+            logging.getLogger(__name__).exception("the report could not be drawn")
             self._write_manifest("completed")
-            return [*lines, f"no report: {error}"]
+            return [*lines, f"no report: the log says why; `fedpeft report {self.folder}` draws it again"]
         self._write_manifest("completed")
         show(self.folder, metrics=ACCURACIES)
         return lines

@@ -281,7 +281,7 @@ def start(
     orders: Mapping[str, torch.Tensor] = {}
     mix = None
     if own is None or settings is None or not settings.client or share == 1:
-        received = _as_wide(received, own or first)
+        received = as_wide(received, own or first, settings)
         trainable.start(received, own)
         finish: Finish = _sent_and_kept
         integrated = received
@@ -306,11 +306,12 @@ def start(
     return Integration(finish_aligned, integrated, figures, orders, mix)
 
 
-def _as_wide(received: State, own: State) -> State:
+def as_wide(received: State, own: State, settings: PIASettings | None) -> State:
     """Return an adapter with as many neurons as the site's own at each place; as it is where it has as many."""
     if all(key not in own or tensor.shape == own[key].shape for key, tensor in received.items()):
         return received
-    adapter, _ = align_global(without_connector(received), without_connector(own), None, PIASettings(support="weights"))
+    by_weights = replace(settings or PIASettings(), support="weights")
+    adapter, _ = align_global(without_connector(received), without_connector(own), None, by_weights)
     return adapter | only_connector(received)
 
 

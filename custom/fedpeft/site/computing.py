@@ -237,7 +237,9 @@ def _switch_first_token(backbone: Backbone, *, only: bool) -> None:
 
 
 def _checkpoint_layers(backbone: Backbone) -> None:
-    layers = _layers(backbone)
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in backbone.model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise FedpeftError(
             f"checkpointing is true, and no layer of a backbone of family {backbone.family!r} can be computed again: "

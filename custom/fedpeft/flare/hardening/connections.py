@@ -359,12 +359,12 @@ def _stop_sender_over_memory_limit(process: Callable, self: RxTask, message: Mes
         for opened in running:
             if opened.task is self:
                 opened.early = early
+        alive = [opened for opened in running if not opened.has_ended()]
         unread: Counter[str] = Counter()
-        for opened in running:
-            if not opened.has_ended():
-                unread[process_of(opened.origin)] += opened.unread
+        for opened in alive:
+            unread[process_of(opened.origin)] += opened.unread
         most = max(unread, key=unread.__getitem__, default="")
-        theirs = [opened for opened in running if process_of(opened.origin) == most]
+        theirs = [opened for opened in alive if process_of(opened.origin) == most]
         task = max(theirs, key=lambda opened: opened.unread).task if unread.total() > MAX_UNREAD else None
     if task:
         task.stop(StreamError(f"more than {MAX_UNREAD // MB} MB of this sender's streams are not read yet"))
