@@ -253,6 +253,8 @@ def _data(arguments: argparse.Namespace) -> None:
     picture = arguments.picture
     if picture and picture.suffix.lower() != ".png":
         raise FedpeftError(f"--picture is {str(picture)!r}: end the file's name in .png.")
+    if picture and picture.is_dir():
+        raise FedpeftError(f"--picture is {str(picture)!r}, which is a folder: name a file.")
     configs, title = named_job(arguments.what, arguments.configs)
     sites: Sequence[SiteData]
     if title:
@@ -271,8 +273,6 @@ def _data(arguments: argparse.Namespace) -> None:
     if picture:
         from fedpeft.report.data_summary import AT_HOME, label_picture
 
-        if picture.is_dir():
-            raise FedpeftError(f"{picture} is a folder: name a file for the picture.")
         with replacing(picture) as draft:
             draft.write_bytes(label_picture(title, sites, procedural=procedural))
         print(f"picture  {picture}\n{AT_HOME}")

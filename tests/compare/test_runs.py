@@ -560,7 +560,7 @@ def test_an_experiment_goes_on_where_it_ended(tmp_path):
         ("training.seed=3", "are those of --seeds"),
         ("data.seed = 3", "are those of --seeds"),
         ("federation.tracking=mlflow", "here no server of FLARE sends figures"),
-        ("federation.resume_from=latest", "here runs begin anew"),
+        ("federation.resume_from=latest", "runs begin anew: add --set"),
     ],
 )
 def test_what_a_comparison_decides_itself_is_no_setting(setting, reason):

@@ -369,5 +369,7 @@ def test_a_search_on_the_tiny_job_finds_the_best_of_the_whole_grid(tmp_path):
 
 @pytest.mark.parametrize("setting", ["federation.resume_from=latest", "federation.tracking=mlflow"])
 def test_what_a_search_would_not_do_is_refused(setting):
-    with pytest.raises(FedpeftError, match=f"{setting.partition('=')[0]} is .*and here .*: set it to"):
+    with pytest.raises(
+        FedpeftError, match=f"{setting.partition('=')[0]} is .*and here .*: (set it to 'none'|add --set)"
+    ):
         search(overrides=[setting]).runs("learning_rate=0.001", 1)

@@ -352,7 +352,9 @@ def test_a_global_adapter_of_another_width_is_as_wide_as_the_sites_own(sections,
     chosen = sections("method.settings={houlsby: {reduction_factor: 4}}", "method.pia.support=weights", wide)
     state = run_of(chosen, tmp_path / "ws")
     kept = find(tmp_path / "ws", site="slake")
-    model = Predictor(kept, find_adapter("global", tmp_path / "ws")).model
+    predictor = Predictor(kept, find_adapter("global", tmp_path / "ws"))
+    assert any("8 neurons in a place and this site's model 4: it is aligned" in one for one in predictor.remarks(()))
+    model = predictor.model
     expected, _ = align_global(state, dict(kept.state.adapter), None, PIASettings(support="weights"))
     assert any(tensor.shape != state[key].shape for key, tensor in expected.items())
     assert equal(model.trainable.state(), expected)

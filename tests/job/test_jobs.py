@@ -367,8 +367,12 @@ USER_ERRORS = [
         )
     ),
     ("federation.sites=[1, 2]", r"^federation.sites is \[1, 2\], it must be a list of texts: correct"),
-    ("federation.sites=[a.b]", r"sites names 'a.b', which cannot be a site of FLARE: use up to 100 letters"),
-    ("federation.sites=[north east]", r"sites names 'north east', which cannot be a site of FLARE"),
+    (
+        "federation.sites=[a.b]",
+        r"sites names 'a.b', which cannot be a site's name: use a letter or digit",
+    ),
+    ("federation.sites=[north east]", r"sites names 'north east', which cannot be a site's name"),
+    ("federation.sites=[_north]", r"sites names '_north', which cannot be a site's name: use a letter or digit"),
     ("federation.sites=[[a]]", r"^federation.sites is \[\['a'\]\], it must be a list of texts: correct"),
 ]
 

@@ -4,6 +4,7 @@
 import io
 import json
 import os
+from dataclasses import asdict
 
 import pytest
 
@@ -81,7 +82,16 @@ def test_means_of_fewer_sites_say_of_how_many(tmp_path):
         "macro_f1": "none of 1 site",
     }
     said = read_progress(write(tmp_path, history=made)).figures
-    assert said == "accuracy 50.0 % (1 of 2 sites), macro-F1 (none of 1 site)"
+    assert said == "accuracy 50.0 % (1 of 2 sites), macro-F1 not measured (none of 1 site)"
+    made["rounds"][1]["sites"] = {}
+    said = read_progress(write(tmp_path, history=made)).figures
+    assert said == "accuracy not measured (none of 2 sites), macro-F1 not measured (none of 1 site)"
+
+
+def test_a_metric_of_another_version_is_left_out():
+    told = {"means": {"accuracy": 0.5, "auc": 0.9}, "of_sites": {"auc": "1 of 2 sites"}}
+    progress = Progress.from_json({**asdict(Progress(job="small", state="running", round=1)), **told})
+    assert progress.figures == "accuracy 50.0 %"
 
 
 def test_sites_that_are_no_better_than_a_constant_answer_are_named_and_shown(tmp_path):

@@ -223,13 +223,18 @@ def test_a_site_without_a_reply_trained_no_layers(tmp_path):
     assert "south" not in record.progress(1, 2)
 
 
-def test_a_job_whose_report_cannot_be_drawn_has_completed_all_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [HistoryError("history.json is too large"), OSError(28, "no space left")])
+@pytest.mark.parametrize("name", ["render", "show"])
+def test_a_job_whose_report_cannot_be_written_has_completed_all_the_same(name, error, tmp_path, monkeypatch):
     record = RunRecorder(tmp_path, job="test")
 
-    def too_large(*_):
-        raise HistoryError("history.json is too large")
+    def fail(*_, **__):
+        raise error
 
-    monkeypatch.setattr("fedpeft.report.render", too_large)
-    _, said = record.complete()
-    assert said == f"no report: the log says why; `fedpeft report {tmp_path}` draws it again"
+    monkeypatch.setattr("fedpeft.report.render", lambda *_: {})
+    monkeypatch.setattr("fedpeft.report.show", lambda *_, **__: None)
+    monkeypatch.setattr(f"fedpeft.report.{name}", fail)
+    why = str(error) if isinstance(error, HistoryError) else "the log says why"
+    report = [f"no report: {why}; `fedpeft report {tmp_path}` writes it again"] * (name == "render")
+    assert record.complete() == [f"finished: results in {tmp_path}", *report]
     assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "completed"

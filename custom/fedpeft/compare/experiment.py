@@ -322,7 +322,8 @@ def check_runs_here(sections: Mapping[str, Any]) -> None:
         raise FedpeftError(f"{SETTING} is {tracker!r}, and here no server of FLARE sends figures: set it to {NONE!r}.")
     if resumed := sections["federation"].get("resume_from"):
         raise FedpeftError(
-            f"federation.resume_from is {resumed!r:.80}, and here runs begin anew: set it to an empty text."
+            f"federation.resume_from is {resumed!r:.80}, and here runs begin anew: add "
+            f"--set \"federation.resume_from=''\"."
         )
 
 

@@ -63,6 +63,8 @@ def replacing(path: Path) -> Iterator[Path]:
         _remove(draft)
         yield draft
         if path.is_dir():
+            if not draft.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
             drop(path)
         draft.replace(path)
     except (OSError, SafetensorError) as error:

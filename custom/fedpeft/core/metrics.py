@@ -41,10 +41,14 @@ def means_of(metrics: Mapping[str, str], figures: Mapping[str, float | None]) ->
 
 
 def describe_means(means: Mapping[str, float], of_sites: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the means of `means_of`, fractions, as in "accuracy 90.0 % (4 of 5 sites), macro-F1 25.0 %"."""
-    fewer = {metric: f" ({sites})" for metric, sites in of_sites.items() if sites}
+    """Return the means of `means_of`, fractions, as in "accuracy 90.0 % (4 of 5 sites), macro-F1 not measured (...)".
+
+    `of_sites` is what `of_fewer_sites` returns; a metric without a mean is in it alone.
+    """
+    fewer = {metric: f" ({sites})" for metric, sites in of_sites.items() if sites and metric in TITLES}
     known = [f"{TITLES[metric]} {100 * mean:.1f} %{fewer.get(metric, '')}" for metric, mean in means.items()]
-    return ", ".join([*known, *(f"{TITLES[metric]}{sites}" for metric, sites in fewer.items() if metric not in means)])
+    others = (f"{TITLES[metric]} not measured{sites}" for metric, sites in fewer.items() if metric not in means)
+    return ", ".join([*known, *others])
 
 
 def of_fewer_sites(metrics: Mapping[str, str], rounds: Iterable[tuple[Figures, Collection[str]]]) -> dict[str, str]:

@@ -123,6 +123,8 @@ def _check_predict(arguments: argparse.Namespace) -> None:
     from fedpeft.inference.exported import check_own_place
 
     for file in filter(None, (arguments.out, arguments.heatmap)):
+        if file.is_dir():
+            raise FedpeftError(f"{str(file)!r} is a folder: name a file.")
         check_own_place(file, holds="predictions show the site's answers and images")
     if arguments.heatmap:
         from fedpeft.inference.heatmap import check_file

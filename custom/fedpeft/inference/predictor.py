@@ -22,13 +22,14 @@ from safetensors.torch import load_file
 
 from fedpeft.alignment.factors import fresh_factors, is_factor
 from fedpeft.alignment.low_rank import fitted, lower_ranks
+from fedpeft.alignment.neurons import neurons_of
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.answering.answering import Batch, Batches, Scored
 from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS
 from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_HISTORY, check_regular, read_json
-from fedpeft.core.keys import LayerNumbers, only_head, without_head
+from fedpeft.core.keys import LayerNumbers, group_by_place, only_head, without_head
 from fedpeft.core.settings import build
 from fedpeft.core.states import State, first_misfit, select_keys
 from fedpeft.core.workspace import GLOBAL_ADAPTER, HISTORY
@@ -61,6 +62,10 @@ GLOBAL, CONFIG, ADAPTER = "global", "adapter_config.json", "adapter"
 CUT = (
     "The adapter in {} has rank {} and this site's model {}: it is cut to its best approximation, with which a round "
     "of this site would begin. The figures are not those of the whole adapter."
+)
+FOLDED = (
+    "The adapter in {} has {} neurons in a place and this site's model {}: it is aligned to these by weights. "
+    "The figures are not those of the whole adapter."
 )
 UNCHECKED = (
     "neither {1} nor {2}/ is beside {0}: whether its settings are this model's was not checked, only keys and shapes."
@@ -127,6 +132,18 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept
             f"{adapter} does not fit this model, method {method.name!r} on {model.backbone.family}: "
             f"{' '.join(str(error).split()):.200}: name an adapter of the same method, settings and backbone."
         ) from error
+
+
+def _lower_widths(received: State, model: SiteModel) -> list[tuple[int, int]]:
+    """Return numbers of neurons, of an adapter and of the model, at the places where the model has fewer."""
+    own, found = model.trainable.state(), []
+    for names in group_by_place(without_head(received)).values():
+        neurons = neurons_of(names)
+        if neurons is None or not own.keys() >= set(names.values()):
+            continue
+        theirs, ours = (neurons.width({name: state[key] for name, key in names.items()}) for state in (received, own))
+        found += [(theirs, ours)] * (theirs > ours)
+    return found
 
 
 def _global_adapter_of(run: Path) -> Path:
@@ -295,8 +312,10 @@ class Predictor:
         method = CommonSettings.from_sections(self.record.sections).method
         unequal = method.rule.unequal_ranks and not self.model.products
         ranks = lower_ranks(_read_adapter(self.model, self._adapter), self.model.trainable.state()) if unequal else []
+        widths = _lower_widths(_read_adapter(self.model, self._adapter), self.model) if method.site_settings else []
         return (
             *cut,
+            *([FOLDED.format(self._adapter, *max(widths))] if widths else []),
             *([UNCHECKED.format(self._adapter, HISTORY, ADAPTER)] if unchecked else []),
             *([CUT.format(self._adapter, *max(ranks))] if ranks else []),
         )

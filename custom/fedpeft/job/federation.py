@@ -102,7 +102,8 @@ class FederationSettings:
     """Which sites take part, how many must reply, how long to wait, and where to resume.
 
     Args:
-        sites: names of the sites, as in the job's deploy map.
+        sites: names of the sites, as in the job's deploy map: a letter or digit, then up to 99 letters, digits, `_`
+            and `-`.
         quorum: valid replies that a round needs; 0: one from every site.
         hello_timeout: seconds for the handshake of round 0.
         round_timeout: seconds for one round at the slowest site, waiting for its turn included.
@@ -136,7 +137,8 @@ class FederationSettings:
             raise FedpeftError(f"sites is {list(self.sites)!r:.200}, it must name sites, each a text.", setting="sites")
         if wrong := next((site for site in self.sites if not SITE_NAME.fullmatch(site)), ""):
             raise FedpeftError(
-                f"sites names {wrong!r:.80}, which cannot be a site of FLARE: use up to 100 letters, digits, _ and -.",
+                f"sites names {wrong!r:.80}, which cannot be a site's name: use a letter or digit, then up to 99 "
+                f"letters, digits, _ and -. FLARE takes what follows a dot for a part of the site.",
                 setting="sites",
             )
         if not self.sites or len(set(self.sites)) != len(self.sites):

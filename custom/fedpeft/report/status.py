@@ -88,7 +88,7 @@ class Progress:
 
     @property
     def figures(self) -> str:
-        """The means of the last round in words; empty: there are none."""
+        """The means of the last round in words; empty: no site has told any figure."""
         if self.means or self.mean is None:
             known = {metric: mean for metric, mean in self.means.items() if metric in TITLES and mean is not None}
             return describe_means(known, self.of_sites)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import fedpeft
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.core.errors import LocalError
+from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import write_json
 from fedpeft.core.keys import layers_of
 from fedpeft.core.locks import FILE as LOCK
@@ -254,14 +254,17 @@ class RunRecorder:
         from fedpeft.report import render, show
 
         lines = [f"finished: results in {self.folder}"]
+        again = f"`fedpeft report {self.folder}` writes it again"
         try:
             render(self.folder, self.folder / "report")
-        except Exception:  # what was trained is there all the same
-            logging.getLogger(__name__).exception("the report could not be drawn")
-            self._write_manifest("completed")
-            return [*lines, f"no report: the log says why; `fedpeft report {self.folder}` draws it again"]
+        except Exception as error:  # what was trained is there all the same
+            logging.getLogger(__name__).exception("the report could not be written")
+            lines.append(f"no report: {error if isinstance(error, FedpeftError) else 'the log says why'}; {again}")
         self._write_manifest("completed")
-        show(self.folder, metrics=ACCURACIES)
+        try:
+            show(self.folder, metrics=ACCURACIES)
+        except Exception:
+            logging.getLogger(__name__).exception("the tables could not be printed")
         return lines
 
     def _write_manifest(self, status: str, **more: str) -> None:
