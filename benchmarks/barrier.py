@@ -33,7 +33,7 @@ def losses(learners: Mapping[str, Learner], pairs: Sequence[tuple[str, str]], ro
     adapters = {site: _kept(learners[site], round) for site in {site for pair in pairs for site in pair}}
     for site, other in pairs:
         learner, own = learners[site], adapters[site]
-        learner.values.restore(site_state.load_before(learner.folder, round + 1), {})
+        learner.values.restore(site_state.load_before(learner.folder, round + 1), {}, folder=learner.folder)
         examples = learner.data.test[:QUESTIONS]
         batches = [b.to(learner.device) for b in learner.batches.draw(examples, learner.training.evaluation_batch_size)]
         for name, there in _aligned(learner, own, adapters[other], round).items():

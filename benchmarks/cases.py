@@ -197,7 +197,7 @@ def _first(learner: Learner) -> Update:
 def after(learner: Learner, round: int, state: State) -> dict[str, Any]:
     """Accuracy of what the site would start the next round from, under its own head."""
     own = site_state.load_before(learner.folder, round + 1)
-    learner.values.restore(own, {})
+    learner.values.restore(own, {}, folder=learner.folder)
     learner.integrate(round + 1, own.adapter if own else None, state)
     return learner.evaluate()
 

@@ -88,7 +88,7 @@ def _orders(consortium: Consortium) -> Iterator[Row]:
     """A hostile server's orders to one site: a lie in each round of a job, then jobs that begin with one."""
     server, own = consortium.kits / "server", consortium.kits / GOOD / "fedpeft"
     consortium.ended(consortium.submit("training.seed=1"))
-    (other,) = consortium.lineages(GOOD)
+    other = consortium.lineages(GOOD)[-1]  # the newest: earlier parts left theirs
     consortium.stop(server)
     lies = {
         "target": GOOD,

@@ -38,7 +38,7 @@ from result_table import ResultTable
 from rich.console import Console
 
 from fedpeft import importance, scheduling
-from fedpeft.answering.training_settings import BALANCED
+from fedpeft.answering.training_settings import BALANCED, LINEAR
 from fedpeft.backbones.images import EncodedImages
 from fedpeft.compare.table import paired, signed
 from fedpeft.core.seeds import derive
@@ -206,14 +206,15 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
         s: one.batches.draw(one.data.train, size, generator, weights=balancing(one.data.train) if balanced else ())
         for s, one in learners.items()
     }
-    total = sum(map(len, rows.values())) * settings.local_epochs * settings.rounds
+    total = sum(map(len, rows.values())) * settings.epochs_before(settings.rounds + 1)
     step, rounds = 0, []
-    for _ in range(settings.rounds):
-        for _ in range(settings.local_epochs):
+    for number in range(1, settings.rounds + 1):
+        for _ in range(settings.epochs_in(number)):
             mixed = [(s, batch) for s in learners for batch in rows[s]]
             for i in torch.randperm(len(mixed), generator=generator).tolist():
                 site, batch = mixed[i]
-                rate = rate_factor(step, total_steps=total, warmup=settings.warmup)
+                decays = settings.decay == LINEAR
+                rate = rate_factor(step, total_steps=total, warmup=settings.warmup, decays=decays)
                 for group, peak in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = peak * rate
                 first.trainable.step(parts_of(batch, learners[site].answering.train()), optimizer)
@@ -297,6 +298,8 @@ def main() -> None:
     everything = chosen.methods == [ALL]
     if not everything and ALL in (chosen.methods or ()):
         parser.error(f"{ALL!r} stands for every method: give it alone")
+    if chosen.own and everything:
+        parser.error(f"--own is for the rows of its own, not for --methods {ALL}: leave one out")
     if chosen.rows and not everything:
         parser.error(f"--rows are those of --methods {ALL}: give both")
     named = OWN if chosen.own else ("fedavg", *LAYERS) if chosen.layers else METHODS

@@ -105,7 +105,7 @@ def rows(results: Sequence[dict[str, Any]]) -> list[list[str]]:
                 f"{privacy.noise:g}" if privacy else "",
                 "0" if label == "nothing leaves" else f"{spent:.3g}" if spent else "infinite",
                 f"{first['numbers']:,}" if privacy else "",
-                f"{first['norm']:.1f}" if privacy else "",
+                f"{statistics.median(one['norm'] for one in found):.1f}" if privacy else "",
                 f"{privacy.deviation * first['numbers'] ** 0.5:.3g}" if privacy else "",
                 _mean([one["accuracy"] for one in found]),
             ]

@@ -39,7 +39,7 @@ site = fedpeft.flare.executor.SiteExecutor(**sections)
 with tempfile.TemporaryDirectory() as folder:
     site._supervisor.open("slake", pathlib.Path(folder), policy=None)
     fedpeft.flare.executor._import_tensors()
-    hello = {{"do": "introduce", "initial": False, "finished": 0, "folder": folder}}
+    hello = {{"do": "introduce", "initial": False, "finished": 0, "own": 0, "folder": folder}}
     site._supervisor.request(hello, aborted=lambda: False, report=print)
     site._supervisor.close()
 """

@@ -73,6 +73,12 @@ def _check_same(file: Path, expected: bytes, way: str) -> None:
         raise RuntimeError(f"simulate {way} ended with another adapter than the loop, e.g. {differing[:1]}.")
 
 
+def at_once(way: str) -> int:
+    """Sites that train at once with these flags."""
+    words = way.split()
+    return int(words[words.index("-t") + 1]) if "-t" in words else 1
+
+
 def run(overrides: Sequence[str], runs: int, ways: Sequence[str] = FLAGS) -> None:
     """Measure and print."""
     spent, training = measure(overrides, runs, ways)
@@ -81,9 +87,9 @@ def run(overrides: Sequence[str], runs: int, ways: Sequence[str] = FLAGS) -> Non
     rows = []
     for way, seconds in spent.items():
         paired = [a / b for a, b in zip(seconds, spent[BARE], strict=True)]
-        processes = 1 if way == BARE else int(way.rsplit(" ", 1)[1])
-        if way == "-t 1":  # FLARE starts one for the handshake of each site, and for each of its rounds
-            processes = sites * (rounds + 1)
+        processes = 1 if way == BARE else at_once(way)
+        if way != BARE and processes == 1 and "pool" not in way:  # FLARE starts one for each site in each round, and
+            processes = sites * (rounds + 1)  # for its handshake
         beyond = statistics.median(a - b for a, b in zip(seconds, training, strict=True))
         middle = f"{statistics.median(seconds):.1f}"
         rows.append((way, middle, ratio(paired), f"{beyond:.1f}", str(processes), f"{beyond / processes:.1f}"))

@@ -66,7 +66,7 @@ def of_fewer_sites(metrics: Mapping[str, str], rounds: Iterable[tuple[Figures, C
         known, rejected, replied = known | last, rejected | {*refused}, replied | figures.keys()
     every = Counter(metrics.get(site, ACCURACY) for site in known | (rejected - replied))
     told = Counter(metrics.get(site, ACCURACY) for site in last)
-    return {metric: sites_in_words(told[metric], count) for metric, count in every.items() if told[metric] < count}
+    return {metric: sites_in_words(told[metric], every[metric]) for metric in TITLES if told[metric] < every[metric]}
 
 
 def pooled_balanced_accuracy(sites: Iterable[Mapping[str, tuple[int, int]]]) -> float | None:
