@@ -272,9 +272,9 @@ def start(
 
     With `aligned_at="site"` only the upload is permuted into the order of the received adapter. Without client PIA
     (settings None), with a share of 1, or while the site has no adapter of its own, the received adapter is loaded as
-    it is; of another width, in the order of the site's own neurons, or of its `first` ones. If no share is given, the
-    validation split decides. A connector is always loaded as it was received: it is no
-    adapter, and all sites have the same.
+    it is. One of another width is first brought to that of the site's own neurons, or of its `first` ones. If no share
+    is given, the validation split decides. A connector is always loaded as it was received: it is no adapter, and all
+    sites have the same.
     """
     trainable.set_companion(None)
     figures: dict[str, float] = {}
