@@ -44,13 +44,20 @@ def test_no_request_of_the_network_diagnosis_is_answered(topic, handlers):
     assert reply.payload is None
 
 
-@pytest.mark.parametrize("component", [SubmissionGuard, AdmittedAppDeployer])
+OF_BOTH = {"guard_connections", "guard_audit", "guard_configurations", "guard_cell_requests", "guard_origins"}
+OF_BOTH |= {"limit_frames", "limit_messages", "limit_log_records"}
+GUARDS = {
+    SubmissionGuard: {"guard_submissions", "guard_job_requests", "guard_job_failures"},
+    AdmittedAppDeployer: {"guard_deployments", "guard_requests"},
+}
+
+
+@pytest.mark.parametrize("component", GUARDS)
 def test_server_and_site_have_the_guards(component, monkeypatch):
     called = []
-    monkeypatch.setattr(admission_components, "limit_log_records", lambda: None)
+    monkeypatch.setattr(admission_components, "limit_log_records", lambda: called.append("limit_log_records"))
     for name in {*vars(jobs)} - {"guard_server", "guard_site"}:
         if name.startswith(("guard_", "limit_")):
             monkeypatch.setattr(jobs, name, lambda name=name: called.append(name))
     component()
-    assert {"guard_cell_requests", "limit_frames", "limit_messages"} <= {*called}
-    assert component is AdmittedAppDeployer or {"guard_job_requests", "guard_job_failures"} <= {*called}
+    assert {*called} == OF_BOTH | GUARDS[component]

@@ -13,9 +13,8 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.utils.network_utils import get_open_ports
 
-from fedpeft.flare import admission_components, relay
-from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
-from fedpeft.flare.hardening import jobs, requests
+from fedpeft.flare import relay
+from fedpeft.flare.hardening import requests
 from fedpeft.flare.hardening.requests import STOPS, accepts_origin, guard_origins, guard_relay_requests, may_address
 
 JOB = "0c5"
@@ -201,17 +200,6 @@ def test_a_streams_receiver_alone_says_what_became_of_it(guarded, monkeypatch, o
     guard_origins()
     TxTask.handle_ack(SimpleNamespace(target="north.0c5"), Message({MessageHeaderKey.ORIGIN: origin}, None))
     assert bool(handled) is taken
-
-
-@pytest.mark.parametrize("component", [SubmissionGuard, AdmittedAppDeployer])
-def test_server_and_site_have_the_guard(component, monkeypatch):
-    called = []
-    monkeypatch.setattr(admission_components, "limit_log_records", lambda: None)
-    for name in {*vars(jobs)} - {"guard_server", "guard_site"}:
-        if name.startswith(("guard_", "limit_")):
-            monkeypatch.setattr(jobs, name, lambda name=name: called.append(name))
-    component()
-    assert "guard_origins" in called
 
 
 def test_a_relay_has_its_guards_before_it_starts(monkeypatch):

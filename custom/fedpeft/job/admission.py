@@ -97,7 +97,10 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
     for name in participants:
         if not isinstance(name, str) or not SITE_NAME.fullmatch(name) or participants.count(name) > 1:
             raise wrong(
-                file, "deploy_map", name, "the server and each site once, by a name of letters, digits, _ and -"
+                file,
+                "deploy_map",
+                name,
+                "the server and each site once, by a letter or digit, then letters, digits, _ and -",
             )
     if "server" not in participants:
         raise wrong(file, "deploy_map", participants, "the server and each site once, by name")
