@@ -81,6 +81,19 @@ def test_all_that_a_command_prints_or_logs_is_cleaned(capsys):
     assert err == f"err {MARK}[2J\nlog {MARK}[2J\n"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "seen"),
+    [("ascii", "a - b 41.0 ~ 2 ?"), ("latin-1", "a - b 41.0 ± 2 ?"), ("utf-8", "a – b 41.0 ± 2 Ω")],
+)
+def test_a_console_prints_what_its_encoding_has(encoding, seen):
+    file = io.TextIOWrapper(raw := io.BytesIO(), encoding=encoding, write_through=True)
+    console = Console(file=file, width=80)
+    grid = Table(box=None, show_header=False, padding=0)
+    grid.add_row(cell("a – b 41.0 ± 2 Ω"))
+    console.print(grid)
+    assert raw.getvalue().decode(encoding).strip() == seen
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("line", [print, lambda text, **_: Console().print(text)], ids=["print", "console"])
 def test_a_command_that_writes_files_goes_on_where_its_reader_has_gone(monkeypatch, goes_on, line):

@@ -8,9 +8,9 @@ import re
 import pytest
 from histories import FIVE, PROCEDURAL, complete, gaps, record
 from rich.cells import cell_len
-from rich.console import Console
 
 from fedpeft.compare.outcome import outcome_of
+from fedpeft.core.console import Console
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import describe_means, means_of
 from fedpeft.report.history_reader import parse

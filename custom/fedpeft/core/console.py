@@ -1,8 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The console of every table and progress bar: styles are rich's own, and all text is made printable."""
+"""The console of every table and progress bar: styles are rich's own, all text is printable and in its encoding."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -14,9 +15,12 @@ from rich.text import Text
 
 from fedpeft.core.text import CleanedStream, one_line, printable
 
+_PLAIN = str.maketrans({"–": "-", "—": "-", "×": "x", "·": "-", "±": "~", "†": "+", "…": ".", "→": ">"})
+codecs.register_error("fedpeft-plain", lambda error: (_plain(error), error.end))  # type: ignore[attr-defined]
+
 
 class Console(console.Console):
-    """A rich console whose texts hold nothing that a terminal would obey."""
+    """A rich console whose texts hold nothing that a terminal would obey or that its encoding lacks."""
 
     def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, **named: Any) -> None:
         file = file or (sys.stderr if stderr else sys.stdout)
@@ -33,7 +37,16 @@ class Console(console.Console):
     def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
         """Yield the segments with printable texts; rich's commands to the terminal stay."""
         for segment in super().render(*arguments, **named):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+            yield segment if segment.control else segment._replace(text=self._encodable(printable(segment.text)))
+
+    def _encodable(self, text: str) -> str:
+        """Replace what the encoding lacks by one letter each: no run may fail at its last line because of a dash."""
+        return text.encode(self.encoding, "fedpeft-plain").decode(self.encoding)
+
+
+def _plain(error: UnicodeError) -> str:
+    assert isinstance(error, UnicodeEncodeError)
+    return error.object[error.start : error.end].translate(_PLAIN).encode("ascii", "replace").decode()
 
 
 def cell(value: Any, style: str = "") -> Text:

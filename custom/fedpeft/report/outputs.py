@@ -7,7 +7,6 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -24,8 +23,6 @@ from fedpeft.report.page_parts import Picture, figure, headline, laid_out, page_
 from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_and_best, trained_layers
 from fedpeft.report.wording import (
     ACCURACIES,
-    DASH,
-    REJECTED,
     TITLES,
     Mean,
     caption,
@@ -38,7 +35,6 @@ from fedpeft.report.wording import (
 )
 
 MAX_LENGTH = 20  # letters of a name before it is folded
-ASCII = str.maketrans({DASH: "-", REJECTED: "x", "·": "-"})
 FRAME = 3  # letters that rich puts around a column
 COLUMNS = ("job", "method", "round", "site", "status", *ACCURACIES, "loss", "samples", "alignment", "reason", "note")
 
@@ -52,32 +48,14 @@ def print_tables(history: History, *, console: Console | None = None, metrics: S
     shown = [name for name in metrics if name not in TITLES or name in parts(history)]
     scheduled = (trained_layers(history),) if history.scheduled else ()
     for table in (*last_and_best(history), *(by_round(history, name) for name in shown), *scheduled):
-        table = _printable_table(table, console)
         console.print(Text(table.title, style="bold"))
         for block in _blocks(table, console.width):
             console.print(_grid(table, block))
         for line in filter(None, (caption(history), table.marks)):
-            console.print(Text(_printable(line, console)), soft_wrap=True)
+            console.print(Text(line), soft_wrap=True)
         console.print()
     for line in filter(None, (moved_places(history), *not_learning(history), *rejections(history))):
-        console.print(Text(_printable(line, console)), soft_wrap=True)
-
-
-def _printable(text: str, console: Console) -> str:
-    """Replace what the terminal's encoding cannot show: a run must not fail at its last line because of a dash."""
-    if console.encoding.lower().startswith("utf"):
-        return text
-    return text.translate(ASCII).encode(console.encoding, "replace").decode(console.encoding)
-
-
-def _printable_table(table: Table, console: Console) -> Table:
-    return replace(
-        table,
-        title=_printable(table.title, console),
-        columns=tuple(_printable(cell, console) for cell in table.columns),
-        rows=tuple(tuple(_printable(cell, console) for cell in row) for row in table.rows),
-        marks=_printable(table.marks, console),
-    )
+        console.print(Text(line), soft_wrap=True)
 
 
 def _min_width(table: Table, index: int) -> int:
