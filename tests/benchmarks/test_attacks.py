@@ -31,6 +31,7 @@ def test_the_command_starts_outside_the_tests(warm_python):
 
 TABLES = {
     "hostile_replies": ("REPLIES", "SCORES"),
+    "poisoning": ("ONE_WAY",),
     "hostile_handshakes": ("LIES",),
     "hostile_servers": ("SETTINGS", "SINGLE", "ORDERS"),
     "hostile_files": ("PARQUET", "XML", "TENSORS", "IMAGES"),

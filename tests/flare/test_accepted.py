@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Without a handshake no order is followed, and none fills a site's disk: the real executor, its learner a function."""
 
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -15,13 +16,25 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.core.locks import StateLock
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.protocol.types import (
+    HELLO,
+    METRICS,
+    SCORE,
+    TRAIN,
+    Hello,
+    Introduction,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+)
 from fedpeft.site.site_tasks import GIB
 from fedpeft.site.supervisor import Answer
 
 KEY = "layer.0.output.down.weight"
 SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 3}, "data": {}, "schedule": {}}
 FACTS = {"train": 50}
+REPLIES = {HELLO: Introduction, SCORE: ScoreReply, TRAIN: TrainReply}
 INTRODUCTION = {
     "schema": {KEY: [2, 3]},
     "classes": 3,
@@ -54,6 +67,7 @@ class Consortium:
     def __init__(self, root):
         self.root, self.trained, self.executors, self.submitter = root, [], {}, "north"
         self.accuracies, self.questions = iter([0.12345, 0.2, 0.3]), {"open": 10, "closed": 10}
+        self.scores = itertools.count(1.23456)
         for folder in ("startup", "local"):
             (root / folder).mkdir()
         (root / "startup" / "fed_client.json").write_text("{}")
@@ -65,8 +79,12 @@ class Consortium:
     def request(self, request, state=None, **_):
         if request["do"] == "introduce":
             return Answer(values=dict(INTRODUCTION))
+        if request["do"] == "score":
+            return Answer(values={"scores": [next(self.scores)]})
         self.trained.append(request["round"])
-        return Answer(values=measured(next(self.accuracies), self.questions), state={KEY: torch.zeros(2, 3)})
+        values = measured(next(self.accuracies), self.questions)
+        values["scores"] = [next(self.scores)] if request["scored"] else []
+        return Answer(values=values, state={KEY: torch.zeros(2, 3)})
 
     def answer(self, task, order, *, job="job-1", **sections):
         executor = self.executors.get(job)
@@ -76,7 +94,7 @@ class Consortium:
             executor._supervisor.request = self.request
         shareable = FLModelUtils.to_shareable(to_model(order, round=0))
         reply = executor.execute(task, shareable, self._context(task, job), Signal())
-        return from_model(Introduction if task == HELLO else TrainReply, FLModelUtils.from_shareable(reply))
+        return from_model(REPLIES[task], FLModelUtils.from_shareable(reply))
 
     def hello(self, lineage="small-1", **how):
         return self.answer(HELLO, Hello(version="1", lineage=lineage), **how)
@@ -201,6 +219,29 @@ def test_what_leaves_of_a_round_is_rounded_and_leaves_once(site):
     assert site.train().metrics == first.metrics, "another model in the same round is not measured"
     assert site.train(round=2).metrics["overall"] == 0.3
     assert site.trained == [1, 1, 2]
+
+
+def test_scores_are_rounded_and_those_of_another_model_in_the_same_round_do_not_leave(site):
+    site.hello(schedule={"solver": "exact", "budget": 1})
+    orders = [
+        ScoreOrder(lineage="small-1", round=1, state={KEY: torch.full((2, 3), value)}, base=0, version=version)
+        for version, value in enumerate([0.5, 1.5], 1)
+    ]
+    assert [site.answer(SCORE, order).scores for order in orders] == [[1.23], [1.23]]
+
+
+def test_scores_that_come_with_replies_are_rounded_and_leave_once(site):
+    site.hello(schedule={"solver": "exact", "budget": 1, "scoring": "with_reply"})
+    order = {"layers": [0], "scored": True}
+    assert [site.train(version=version, **order).scores for version in (1, 2)] == [[1.23]] * 2
+    assert site.train(round=2, version=3, **order).scores == [3.23]
+
+
+@pytest.mark.parametrize(("samples", "leaves"), [(8, False), (16, True)])
+def test_losses_on_few_samples_do_not_leave(site, samples, leaves):
+    site.hello(method={"probe_samples": samples})
+    metrics = site.train().metrics
+    assert all((metrics[name] is not None) == leaves for name in ("loss_start", "loss_end"))
 
 
 def test_a_group_of_few_questions_is_not_measured(site):

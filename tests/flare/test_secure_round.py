@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import sys
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from fedpeft.core.settings import build
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol import secure_sum
-from fedpeft.protocol.differential_privacy import LEDGER
+from fedpeft.protocol.differential_privacy import LEDGER, PrivacySettings
+from fedpeft.protocol.signed_keys import Kit
 from fedpeft.protocol.types import TrainOrder
 from fedpeft.site.sum_member import SumMember
 
 METHOD = {"aggregation": "fedavg", "secure_sum": True}
 JOB = "small-1"
+NOISED = build(SitePolicy, {"sum_with": SITES, "sum_noise": {"clip": 1, "noise": 0.01}}, section="site")
 
 
 def plain(site, round):
@@ -186,11 +189,21 @@ def test_a_site_of_a_consortium_needs_its_certificate_and_sums_with_the_sites_of
     assert without.offer(tmp_path, job=JOB, round=1, facts={}) == {}
 
 
+def test_the_member_of_a_site_has_the_noise_of_its_file_and_is_refused_without_an_accountant(tmp_path, monkeypatch):
+    monkeypatch.setattr(Kit, "load", lambda startup: None)
+    member = SumMember.of("chest", MethodSettings(**METHOD), NOISED, {}, job=JOB, startup=tmp_path)
+    assert member.noised == PrivacySettings(clip=1, noise=0.01)
+    assert (member.members, member.policy["sum_noise"]["noise"]) == (tuple(SITES), 0.01)
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    with pytest.raises(FedpeftError, match="opacus"):
+        SumMember.of("chest", MethodSettings(**METHOD), NOISED, {}, job=JOB, startup=tmp_path)
+
+
 def test_a_site_clips_and_noises_what_it_masks_where_its_file_says_so(tmp_path):
     """The sum of three: one update of norm 1 for each, noise of all, and a line in each site's ledger."""
-    settings = build(SitePolicy, {"sum_with": SITES, "sum_noise": {"clip": 1, "noise": 0.01}}, section="site")
     members = {
-        site: SumMember(site=site, method=MethodSettings(**METHOD), settings="same", noised=settings.noise_of_sums)
+        site: SumMember(site=site, method=MethodSettings(**METHOD), settings="same", noised=NOISED.noise_of_sums)
         for site in SITES
     }
     folders = {site: tmp_path / site / JOB for site in SITES}

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from types import SimpleNamespace
@@ -192,6 +193,12 @@ REFUSED = [
     ),
     ("a solver that is not listed", {"schedule": {"solver": "nsga2"}}, {"solvers": ("exact",)}, "schedule.solver"),
     ("choices that show in uploads", {"method": {"pia": {"accept": True}}}, {"metrics": False}, "method.pia"),
+    (
+        "choices by losses in a sum",
+        {"method": {**SUMMED, "aggregation": "pia", "pia": {"aligned_at": "site", "accept": True}}},
+        SUMS,
+        "method.pia",
+    ),
     ("a share chosen by few", {"method": {"pia": {"share": "validation"}}}, {"metrics": False}, "method.pia"),
     (
         "a part of the site's data",
@@ -522,6 +529,15 @@ def test_too_few_are_refused_without_a_number(scans, name):
     with pytest.raises(FedpeftError, match=name) as refused:
         loaded(scans, **{name: ENOUGH[name] + 1})
     assert (refused.value.code, refused.value.setting) == ("data-too-few", "")
+
+
+def test_a_share_is_not_chosen_on_few_samples(scans):
+    chosen = job(method={"pia": {"share": "validation"}})
+    for least in (6, 7):
+        policy = SitePolicy(roots={"manifest": str(scans)}, **SMALL, min_validation_samples=least)
+        expected = pytest.raises(FedpeftError, match="min_validation_samples") if least > 6 else nullcontext()
+        with expected:
+            load_data(policy, admitted(policy, chosen))
 
 
 @pytest.mark.parametrize("setting", ["sampling", "class_weights"])

@@ -4,11 +4,24 @@
 import pytest
 
 from fedpeft.core.errors import LocalError
-from fedpeft.protocol.outgoing_reply import METRICS_FILE, first_of_round, first_scores_of_round, released_metrics
+from fedpeft.protocol.outgoing_reply import (
+    METRICS_FILE,
+    first_of_round,
+    first_scores_of_round,
+    released_metrics,
+    rounded_count,
+)
 
 MEASURED = {"overall": 0.61234, "open": 0.51234, "closed": 0.71234, "loss": 1.23456, "loss_first": 123.456}
 ROUNDED = {"overall": 0.61, "open": 0.51, "closed": 0.71, "loss": 1.23, "loss_first": 123.0}
 NO_GROUPS = {**ROUNDED, "open": None, "closed": None}
+
+
+@pytest.mark.parametrize(
+    ("count", "rounded"), [(0, 0), (1, 10), (18, 20), (104, 100), (1234, 1200), (1250, 1300), (99_499, 99_000)]
+)
+def test_numbers_of_samples_are_rounded_to_two_digits_and_to_tens_at_least(count, rounded):
+    assert rounded_count(count) == rounded
 
 
 @pytest.mark.parametrize(

@@ -219,16 +219,21 @@ def test_which_plans_are_taken_does_not_depend_on_the_order_of_the_keys(two):
     assert [*group_by_place(other)] == [*group_by_place(reversed(list(other)))]
 
 
-def test_a_plan_that_raises_the_loss_is_not_taken(two):
+def test_a_plan_is_taken_where_it_lowers_the_loss_and_only_there(two):
     _, own, other, _ = two
     aligned, _ = align_global(other, own, settings=PIASettings(support="weights"))
     against = start_merged(own, aligned, 0.5)
+
+    def distance(state):
+        return sum(float((state[key] - against[key]).square().sum()) for key in state)
+
+    def farness(state):
+        return -distance(state)
+
     for each_place in (False, True):
-
-        def loss(state):
-            return -sum(float((state[key] - against[key]).square().sum()) for key in state)  # the plan is the worst
-
-        assert equal(accepted_global(own, other, aligned, share=0.5, loss=loss, each_place=each_place), other)
+        for loss, expected in ((distance, aligned), (farness, other)):
+            taken = accepted_global(own, other, aligned, share=0.5, loss=loss, each_place=each_place)
+            assert equal(taken, expected)
 
 
 @pytest.mark.parametrize("best", SHARES)

@@ -104,6 +104,8 @@ def test_compiled_code_is_kept_in_a_folder_of_this_process_alone(learner, monkey
 
 
 def test_torch_has_the_settings_by_which_no_pickle_of_another_process_is_read():
+    assert computing.OPTIONS["fx_graph_cache"] is False
+    assert computing.COMPILE.keywords["options"] is computing.OPTIONS
     for name in computing.OPTIONS:
         assert hasattr(torch._inductor.config, name)
     assert hasattr(computing.functorch, "enable_autograd_cache")

@@ -3,7 +3,8 @@
 
 import pytest
 
-from fedpeft.site.training_process import GIB
+from fedpeft.site import training_process
+from fedpeft.site.training_process import GIB, Learners
 
 ASK = """
 import torch
@@ -21,5 +22,14 @@ assert code == "out-of-memory"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("get", ["torch.ones({count}, dtype=torch.uint8)", "bytearray({count})"])
-def test_more_memory_than_the_site_allows_is_not_had(fresh_processes, get):
+def test_more_memory_than_the_site_allows_is_refused(fresh_processes, get):
     assert not fresh_processes.run(ASK.format(small=10**6, get=get.format(count=3 * GIB)))
+
+
+@pytest.mark.parametrize(("policy", "limits"), [({"memory_gib": 2}, [2]), ({}, []), (None, [])])
+def test_a_sites_process_keeps_to_the_limit_of_the_sites_file(monkeypatch, policy, limits):
+    taken = []
+    monkeypatch.setattr(training_process, "limit_memory", taken.append)
+    monkeypatch.setattr(training_process.os, "umask", lambda mask: mask)
+    Learners.opened(sections={}, site=None, log=None, policy=policy)
+    assert taken == limits

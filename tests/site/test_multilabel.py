@@ -17,6 +17,7 @@ from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.partition import centralized
 from fedpeft.data.schema import Example, SiteData
+from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
@@ -51,15 +52,16 @@ def data(**changes):
     )
 
 
-def learner(folder, site_data=None, name="houlsby", **training):
+def learner(folder, site_data=None, name="houlsby", policy=None, head="private", **training):
     return Learner(
         site="chest",
         backbone=BackboneSettings(),
-        method=MethodSettings(name=name, aggregation="fedavg"),
+        method=MethodSettings(name=name, aggregation="fedavg", head=head),
         training=TrainingSettings(rounds=2, learning_rate=5e-3, **training),
         site_data=site_data or data(),
         dataset="manifest",
         folder=folder,
+        policy=policy,
     )
 
 
@@ -89,7 +91,24 @@ def test_thresholds_of_the_validation_split_raise_the_figure_of_rare_labels(tmp_
     rows = examples(16)
     default = learner(tmp_path / "a", data(validation=rows))
     tuned = learner(tmp_path / "b", data(validation=rows), thresholds="validation")
-    assert tuned.evaluate(rows)["overall"] >= default.evaluate(rows)["overall"]
+    assert default.measured(rows).thresholds is None
+    assert len(tuned.measured(rows).thresholds) == len(LABELS)
+    assert tuned.evaluate(rows)["overall"] > default.evaluate(rows)["overall"]
+
+
+@pytest.mark.slow
+def test_labels_of_fewer_images_than_the_sites_file_asks_for_are_not_measured(tmp_path):
+    for least in (1, 99):
+        site = learner(tmp_path, policy=SitePolicy(min_class_images=least))
+        assert (site.evaluate()["overall"] is None, site.constant is None) == (least > 1, least > 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head", "announced"), [("private", 10), ("federated", 3)])
+def test_a_member_of_sums_announces_round_numbers(tmp_path, head, announced):
+    site = learner(tmp_path, head=head, policy=SitePolicy(sum_with=("chest", "north", "west")))
+    assert site.announced == {"train": 20, "validation": 0, "test": 10}
+    assert site.announced_classes == announced
 
 
 @pytest.mark.slow
