@@ -110,6 +110,15 @@ def test_aligned_weights_are_the_equations_of_the_specification():
         torch.testing.assert_close(aligned[name].double(), tensor, rtol=0, atol=1e-6)
 
 
+def test_mixed_neurons_lie_in_memory_as_safetensors_and_flare_store_them(kind):
+    client, wider = adapter(kind, generator(16), 8), adapter(kind, generator(17), 16)
+    for aligned, _ in (
+        align(kind, client, wider),
+        align(kind, wider, adapter(kind, generator(18), 16), solver="sinkhorn", output_axis="matched"),
+    ):
+        assert [name for name, tensor in aligned.items() if not tensor.is_contiguous()] == []
+
+
 @pytest.mark.parametrize("kind", ["houlsby", "lora", "compacter"])
 def test_sinkhorn_blurs_neurons_but_keeps_their_total_effect(kind):
     client, reference = adapter(kind, generator(16)), adapter(kind, generator(17))

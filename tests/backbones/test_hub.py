@@ -11,6 +11,8 @@ from huggingface_hub import constants
 from fedpeft.backbones import BackboneSettings, backbone, build, skeleton
 from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import content as doctor
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.site.learner import Learner
 
 OLD, NEW = "a" * 40, "b" * 40
 NAME = "owner/vilt"
@@ -112,6 +114,22 @@ def test_what_is_not_there_is_refused_with_the_remedy(source, expected, cache):
         build(BackboneSettings(source=source), download=False)
     assert caught.value.code == "backbone-unusable"
     assert str(caught.value) in str(doctor.files("tiny-vilt", source, download=False))
+
+
+@pytest.mark.parametrize("policy", [SitePolicy(sources=("owner/other",)), None])
+def test_a_learner_downloads_only_what_the_sites_file_allows(cache, tmp_path, monkeypatch, policy):
+    asked = []
+
+    def missing(name, *, local_files_only, **options):
+        asked.append(local_files_only)
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", missing)
+    sections = {"backbone": {"source": "owner/other"}, "method": {}, "training": {"rounds": 1}, "schedule": {}}
+    job = sections | {"data": {"dataset": "phantom"}}
+    with pytest.raises(FedpeftError, match="download is false in local/fedpeft.json" if policy else "cannot be downl"):
+        Learner.from_sections(job, site="slake", folder=tmp_path / "slake", policy=policy)
+    assert set(asked) == {policy is not None}
 
 
 def test_without_a_site_that_forbids_it_the_hub_is_asked(cache, monkeypatch):

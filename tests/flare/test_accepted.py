@@ -3,6 +3,8 @@
 
 import itertools
 import json
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -187,6 +189,20 @@ def test_no_order_goes_past_the_room_of_the_sites_file(site):
     site.policy(kept_gib=(used + 10) / GIB)
     assert site.train().problem == "state-full"
     assert "received.safetensors" not in site.kept
+
+
+@pytest.mark.parametrize(("days", "problem"), [(30, "state-full"), (1, "")])
+def test_the_state_of_another_job_makes_room_once_it_is_older_than_the_sites_file_says(site, days, problem):
+    site.hello()
+    site.train()
+    site.executors["job-1"].handle_event(EventType.END_RUN, site._context(HELLO, "job-1"))
+    old = time.time() - 10 * 24 * 3600
+    for path in [site.root / "fedpeft", *(site.root / "fedpeft").rglob("*")]:
+        os.utime(path, (old, old))
+    used = sum(path.stat().st_size for path in (site.root / "fedpeft").rglob("*") if path.is_file())
+    site.policy(kept_gib=(used - 1) / GIB, kept_days=days)
+    assert site.hello(job="job-2", lineage="small-2").problem == problem
+    assert (site.root / "fedpeft" / "small-1").exists() == bool(problem)
 
 
 def test_two_jobs_do_not_share_a_state(site, monkeypatch):

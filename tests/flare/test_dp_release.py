@@ -130,6 +130,14 @@ def test_what_is_clipped_does_not_leave_where_a_site_takes_what_it_trained_off_t
     assert site("off", privacy="off").train(train_order(state=adapter(0.25), part=0.3)).problem == ""
 
 
+def test_what_is_masked_for_a_sum_is_not_clipped(site):
+    made = site(privacy=CLIPPED)
+    key = {"public": ["a" * 64], "start": [], "certificate": [], "signature": []}
+    masked = {name: tensor.long() for name, tensor in adapter(0.5).items()}
+    assert made.train(train_order(sum_keys={"slake": key}), state=masked, sum_key=key).problem == BLOCKED
+    assert "set sum_noise in its fedpeft.json" in made.problem
+
+
 def test_in_the_first_round_they_are_clipped_against_the_adapter_the_site_started_from(site):
     reply = site(privacy=CLIPPED).train(train_order(state={}), state=adapter(100.0))
     assert distance(reply.state, 0.5) == pytest.approx(1.0, rel=1e-5)

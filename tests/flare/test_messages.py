@@ -57,6 +57,14 @@ def test_messages_survive_the_way_through_flare(message):
             assert getattr(back, name) == value
 
 
+def test_tensors_leave_contiguous_as_flare_sends_no_others():
+    turned = torch.arange(6.0).reshape(2, 3).T
+    assert not turned.is_contiguous()
+    sent = to_model(ScoreOrder(lineage="a", round=1, base=0, version=1, state={"k": turned})).params["k"]
+    assert sent.is_contiguous()
+    assert torch.equal(sent, turned)
+
+
 def test_a_message_with_an_undeclared_field_is_refused():
     model = to_model(Hello(version="1"))
     model.meta["fedpeft"]["labels"] = ["tumour"]

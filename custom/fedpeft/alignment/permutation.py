@@ -151,7 +151,7 @@ def _carry(
             tensor = tensor.index_select(axis, order)
         else:
             mixed = tensor.movedim(axis, -1).to(mixing.dtype) @ mixing
-            tensor = mixed.movedim(-1, axis).to(tensor.dtype)
+            tensor = mixed.movedim(-1, axis).to(tensor.dtype).contiguous()  # safetensors stores no other
         tensors[name] = tensor.flatten(axis - 1, axis) if blocked else tensor
 
 

@@ -57,8 +57,8 @@ FIELDS, KIND = "fedpeft", "fedpeft_kind"
 
 
 def to_model(message: Order | Reply, *, round: int | None = None, rounds: int | None = None) -> FLModel:
-    """Return the message as FLARE sends it; round and rounds are for FLARE."""
-    state = message.state if message.carries_state else {}
+    """Return the message as FLARE sends it, with contiguous tensors; round and rounds are for FLARE."""
+    state = {key: tensor.contiguous() for key, tensor in message.state.items()} if message.carries_state else {}
     return FLModel(
         params_type=ParamsType.FULL,
         params=state,

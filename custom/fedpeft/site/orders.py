@@ -109,7 +109,9 @@ def apply_delta(
         whole = completed(before, state, stacked=stacked)
     if version != base:
         with replacing(folder / FILE) as draft:
-            save_file(whole, draft, metadata={"version": str(version)})
+            save_file(
+                {k: tensor.contiguous() for k, tensor in whole.items()}, draft, metadata={"version": str(version)}
+            )
     return whole
 
 
