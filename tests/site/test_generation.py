@@ -166,6 +166,14 @@ def test_a_federation_of_models_that_write(name, overrides, sections, tmp_path):
     assert all(key.startswith("layer.") for key in results[-1].state)
 
 
+def test_a_site_of_a_secure_sum_has_no_head_to_draw(sections, tmp_path):
+    """Its seeds have a salt; building the way of answering again would compare half with single precision."""
+    made = learners(sections, tmp_path, "llava", "training.precision=bfloat16", sites=("slake",))
+    (first, *_) = federate(made, salts=lambda site, round, received: "salt")
+    assert first.updates["slake"].metrics["loss"] > 0
+    assert made["slake"].model.drawn_head(1) == {}
+
+
 PAPER = ("schedule.solver=nsga2", "schedule.score=lntk", "schedule.budget=1", "training.batch_size=4")
 OUTPUTS = "schedule.score_settings={target: logits, directions: 4}"
 

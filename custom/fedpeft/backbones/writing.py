@@ -135,6 +135,7 @@ def _check_logits(made: Writer, backbone: TransformersModel, whole: nn.Module, s
     training = backbone.training
     backbone.eval()
     batch = made.collate([np.zeros((size, size, 3), dtype=np.uint8)], ["a question"], ["yes"])
+    batch = {name: tensor.to(made.output.weight.device) for name, tensor in batch.items()}
     prompt = question_of(batch)
     found: list[Tensor] = []
     hook = whole.get_output_embeddings().register_forward_hook(lambda *call: found.append(call[-1].clone()))

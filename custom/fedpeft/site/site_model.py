@@ -245,9 +245,10 @@ class SiteModel:
         return ways.build(self.backbone, self.vocabulary, self.training, generator, labelled=self._labelled)
 
     def drawn_head(self, seed: int) -> State:
-        """Return first values of the site's head from another seed; empty if the head is federated."""
-        head = self._answering(seed).head.state_dict() if self._own_head else {}
-        return {key: value.detach().cpu() for key, value in head.items()}
+        """Return first values of the site's head from another seed; empty if it is federated, or there is none."""
+        if not self._own_head or not self.answering.head.state_dict():
+            return {}
+        return {key: value.detach().cpu() for key, value in self._answering(seed).head.state_dict().items()}
 
     def beside(self, received: State) -> Beside:
         """Return the tensors of the measured model that are frozen in this round."""
