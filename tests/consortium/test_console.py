@@ -99,6 +99,13 @@ def test_a_member_may_look_only(federation, small_job):
         assert member.type("list_jobs").count("small") == known.count("small")
 
 
+def test_a_lead_of_the_servers_organization_neither_stops_it_nor_shuts_out_a_site(federation):
+    with console(federation, LEAD) as lead:
+        for command in (f"disable_client {AWAY}", f"remove_client {AWAY}", "restart server", "shutdown server"):
+            assert "not authorized" in lead.type(command, confirm=by_name(lead))
+        assert AWAY in connected(federation)
+
+
 def test_a_disabled_site_is_out_until_it_is_enabled(federation):
     with console(federation, ADMIN) as admin:
         assert "disabled" in admin.type(f"disable_client {AWAY}", confirm=by_name(admin))

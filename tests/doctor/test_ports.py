@@ -3,6 +3,7 @@
 
 import contextlib
 import http.server
+import json
 import re
 import socket
 import ssl
@@ -12,6 +13,7 @@ from dataclasses import replace
 import pytest
 from kit_samples import Authority, write_kit
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.core.workspace import read_kit
 from fedpeft.doctor import machine
 
@@ -92,6 +94,20 @@ def test_the_server_answers_where_both_certificates_are_valid(
         found = text(read_kit(folder))
     assert expected in found
     assert ("this clock and the server's agree within 1 s" in found) == (scheme == "http" and "pass" in found)
+
+
+def test_a_site_behind_a_relay_looks_for_the_relay_alone(make_kit, authority, tmp_path):
+    """FLARE writes the server's address into its kit as well, which the hospital's firewall may not let through."""
+    with speaking_http(read_kit(make_kit("server"))) as port:
+        folder = write_kit(tmp_path / "kit-site", "site", authority=authority, port=1)
+        relay = {"fqcn": "relay", "scheme": "http", "address": f"localhost:{port}", "connection_security": "mtls"}
+        (folder / "local" / "relay__resources.json").write_text(json.dumps({"relay_config": relay}))
+        found = text(read_kit(folder))
+    assert f"pass: the relay answers at localhost:{port}" in found
+    assert "this clock and the relay's agree" in found
+    (folder / "local" / "relay__resources.json").write_text("{}")
+    with pytest.raises(FedpeftError, match=r"relay__resources\.json does not name"):
+        read_kit(folder)
 
 
 @pytest.mark.parametrize(("serve", "scheme"), [(serving, "grpc"), (speaking_http, "http")])

@@ -116,6 +116,15 @@ def test_nobody_may_bring_code(kits, name):
         assert rights.get("server-predeployed-flwr", "none") == "none"
 
 
+@pytest.mark.parametrize("name", ["server", *SITES])
+def test_whoever_is_of_the_servers_organization_operates_no_server_and_no_other_site(kits, name):
+    """Whether a site may be disabled is asked of the server alone, whose organization FLARE compares with theirs."""
+    permissions = read(kits, name, "authorization.json.default")["permissions"]
+    operate = {role: rights.get("operate", "none") for role, rights in permissions.items()}
+    others = "none" if name == "server" else "o:site"
+    assert operate == {"project_admin": "any", "org_admin": others, "lead": others, "member": "none"}
+
+
 @pytest.mark.parametrize("name", SITES)
 def test_no_log_leaves_a_site_and_every_reply_is_filtered(kits, name):
     settings = read(kits, name, "resources.json.default")

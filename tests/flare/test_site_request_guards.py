@@ -19,7 +19,7 @@ from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProcessor
 
 from fedpeft.flare.hardening.requests import DELETED, KEPT, NOT_AT_A_SITE, check_job_id, guard_requests
-from fedpeft.flare.provisioning import AUTHORIZATION
+from fedpeft.flare.provisioning import PERMISSIONS
 from fedpeft.job.strict_files import AdmissionError
 
 SECRET = "hospital-database-password"
@@ -116,5 +116,5 @@ def test_the_folder_of_a_job_goes_once_it_has_ended(guarded, kit):
 
 
 def test_no_role_may_run_commands():
-    rights = [role.get("shell_commands", "none") for role in AUTHORIZATION["permissions"].values()]
+    rights = [role.get("shell_commands", "none") for role in PERMISSIONS.values()]
     assert set(rights) == {"none"}

@@ -39,7 +39,8 @@ GUARDS = {  # entries of `components` in a start-up kit: see fedpeft.flare.admis
 KEY = "class_allow_list"
 EXIT_CODE = "_process_rc.txt"  # the simulator's own file, which a run that is killed leaves behind
 RESOURCES, LOG_CONFIG, PRIVACY = "resources.json", "log_config.json", "privacy.json"
-SERVER, SITE, ADMIN = "server", "site", "admin"
+SERVER, SITE, ADMIN, RELAY = "server", "site", "admin", "relay"
+RELAY_FILE = "relay__resources.json"  # of a site that connects to a relay
 KIT_FILES = {SERVER: "fed_server.json", SITE: "fed_client.json", ADMIN: "fed_admin.json"}  # what only a kit has
 UNSECURED = "clear"
 
@@ -148,7 +149,7 @@ def _add_components(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Kit:
-    """A start-up kit: its participant, and where the server is."""
+    """A start-up kit: its participant, and where the server is, or for a site behind one the relay."""
 
     folder: Path  # holds `startup/` and `local/`
     role: str  # server, site or admin
@@ -157,6 +158,7 @@ class Kit:
     port: int
     scheme: str = ""  # http, grpc or tcp
     secured: bool = True
+    upstream: str = SERVER  # what the participant connects to: the server, or a relay
 
     @property
     def certificate(self) -> Path:
@@ -219,12 +221,24 @@ def read_kit(folder: Path) -> Kit:
             name = own["fqsn"].split(".")[-1] if role == SITE else own["admin_server"]
             host, _, port = server["service"]["target"].rpartition(":")
             scheme = server["service"].get("scheme", "")
+        upstream = SERVER
+        if role == SITE and (relay := folder / "local" / RELAY_FILE).is_file():  # the server's address does not count
+            file, upstream = relay, RELAY
+            own = read_object(file)["relay_config"]
+            (host, _, port), scheme = own["address"].rpartition(":"), own.get("scheme", "")
         host.encode("idna")
         if not 1 <= int(port) <= MAX_PORT:
             raise ValueError(f"port {port!r:.20}")
         secured = own.get("connection_security") != UNSECURED
         return Kit(
-            folder=folder, role=role, name=name, host=host, port=int(port), scheme=scheme.lower(), secured=secured
+            folder=folder,
+            role=role,
+            name=name,
+            host=host,
+            port=int(port),
+            scheme=scheme.lower(),
+            secured=secured,
+            upstream=upstream,
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise FedpeftError(

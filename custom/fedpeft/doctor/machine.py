@@ -243,7 +243,7 @@ def free(port: int) -> Finding:
 
 
 def reachable(kit: Kit, *, seconds: float = SECONDS_TO_CONNECT) -> Iterator[Finding]:
-    """Connect to the server, check that it accepts the kit's certificate, and compare the clocks."""
+    """Connect to the server or relay, check that it accepts the kit's certificate, and compare the clocks."""
     place = f"{kit.host}:{kit.port}"
     server_time: datetime | None = None
     try:
@@ -270,27 +270,29 @@ def reachable(kit: Kit, *, seconds: float = SECONDS_TO_CONNECT) -> Iterator[Find
                     _wait_for_refusal(secured)
     except ssl.SSLCertVerificationError as error:
         yield failed(
-            f"the server at {place} is not trusted ({error.verify_message}): compare kit and clock with the server's."
+            f"the {kit.upstream} at {place} is not trusted ({error.verify_message}): compare kit and clock with those "
+            f"there."
         )
     except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
         why = getattr(error, "reason", None) or error
-        yield failed(f"the server at {place} refused this kit ({why}): request a kit of the server's consortium.")
+        yield failed(f"the {kit.upstream} at {place} refused this kit ({why}): request a kit of its consortium.")
     except socket.gaierror as error:
         yield failed(f"{kit.host} has no address here ({error.strerror}): correct DNS or /etc/hosts.")
     except OSError as error:
-        yield failed(f"{place} does not answer ({error}): start the server, or let the port through the firewall.")
+        remedy = f"start the {kit.upstream}, or let the port through the firewall"
+        yield failed(f"{place} does not answer ({error}): {remedy}.")
     else:
-        yield passed(f"the server answers at {place}; its certificate is valid until {ends:%Y-%m-%d}.")
+        yield passed(f"the {kit.upstream} answers at {place}; its certificate is valid until {ends:%Y-%m-%d}.")
         if server_time:
-            yield skew((datetime.now(UTC) - server_time).total_seconds())
+            yield skew((datetime.now(UTC) - server_time).total_seconds(), kit.upstream)
 
 
-def skew(seconds: float) -> Finding:
-    """Check the difference between this clock and the server's, whose answer has whole seconds."""
+def skew(seconds: float, upstream: str = SERVER) -> Finding:
+    """Check the difference between this clock and the server's or relay's, whose answer has whole seconds."""
     if abs(seconds) <= MAX_SKEW:
-        return passed(f"this clock and the server's agree within {max(1.0, abs(seconds)):.0f} s.")
+        return passed(f"this clock and the {upstream}'s agree within {max(1.0, abs(seconds)):.0f} s.")
     late = "ahead of" if seconds > 0 else "behind"
-    return warned(f"this clock is {abs(seconds):.0f} s {late} the server's: switch NTP on at both.")
+    return warned(f"this clock is {abs(seconds):.0f} s {late} the {upstream}'s: switch NTP on at both.")
 
 
 def _read_time(secured: ssl.SSLSocket, kit: Kit) -> datetime | None:

@@ -36,13 +36,12 @@ ROLES = {
 }
 SCHEME = "http"  # with TLS, as between server and sites
 NO_CODE = dict.fromkeys(("shell_commands", "byoc", "server-predeployed-flwr"), "none")
-AUTHORIZATION = {
-    "format_version": "1.0",
-    "permissions": {
-        **{role: {**dict(zip(RIGHTS, rights, strict=True)), **NO_CODE} for role, rights in ROLES.items()},
-        "member": {"view": "any"},
-    },
+PERMISSIONS = {
+    **{role: {**dict(zip(RIGHTS, rights, strict=True)), **NO_CODE} for role, rights in ROLES.items()},
+    "member": {"view": "any"},
 }
+# at the server "o:site" would let those of its organization stop it, and shut out any site of others' jobs
+AT_SERVER = {role: {**rights, "operate": "none"} for role, rights in PERMISSIONS.items() if role != "project_admin"}
 
 
 class PolicyBuilder(Builder):
@@ -104,7 +103,9 @@ class PolicyBuilder(Builder):
                 self._limit_the_server(settings, sites=len(sites))
             settings["components"].append(GUARDS["site" if participant in sites else "server"])
             write_json(file, settings)
-            write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, AUTHORIZATION)
+            permissions = PERMISSIONS if participant in sites else PERMISSIONS | AT_SERVER
+            rights = {"format_version": "1.0", "permissions": permissions}
+            write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, rights)
             write_json(local / PRIVACY, self._scope)
             (local / ProvFileName.PRIVACY_JSON_SAMPLE).unlink()
         for relay in project.get_relays():
