@@ -4,6 +4,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from full_disk import full_disk
 from histories import complete, record, write
 
 from fedpeft.answering.training_settings import TrainingSettings
@@ -30,6 +32,7 @@ from fedpeft.compare.published import methods_of, published
 from fedpeft.compare.runs import Variant, outcomes, sections_of, variants
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import remove_leftovers
 from fedpeft.core.settings import build
 from fedpeft.data import is_procedural
 from fedpeft.data.registry import DATASETS
@@ -832,16 +835,31 @@ def test_a_run_is_not_that_of_another_plugin(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_runs_end_with_a_command_that_is_killed(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_runs_end_with_their_command(tmp_path, how):
+    """Those that the pool has handed on already, which it cannot cancel, end too, and leave no state behind."""
     fedpeft, small = Path(sys.executable).with_name("fedpeft"), ["training.rounds=1000", "data.train_size=16"]
-    what = ["fedpia_task1", "--methods", "fedavg", "--seeds", "1", "--processes", "1", "--out", tmp_path]
+    what = ["fedpia_task1", "--methods", "fedavg", "--seeds", "3", "--processes", "1", "--out", tmp_path]
     command = [fedpeft, "compare", *what, *(part for one in small for part in ("--set", one))]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as comparing:
         parent = psutil.Process(comparing.pid)
-        while not (runs := [one for one in parent.children() if "spawn_main" in " ".join(one.cmdline())]):
+        while not list(tmp_path.glob(".run.*.draft/*/*")):
             assert comparing.poll() is None
             time.sleep(0.1)
         started = parent.children()
-        comparing.kill()
-    assert runs
+        comparing.send_signal(how)
+        assert comparing.wait() == (130 if how == signal.SIGINT else -how)
+    assert started
     assert not psutil.wait_procs(started, timeout=60)[1]
+    remove_leftovers(tmp_path)
+    assert not list(tmp_path.glob(".run*"))
+
+
+def test_a_run_that_finds_no_room_for_its_line_leaves_none(tmp_path, monkeypatch):
+    fine = small("local")
+    monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda count, **_: ThreadPoolExecutor(1))
+    long = SimpleNamespace(as_json=lambda: {"text": "x" * 100})
+    monkeypatch.setattr(experiment, "carry_out", lambda run, out: long)
+    with full_disk(50), pytest.raises(OSError, match="too large"):
+        run_missing(tmp_path, fine, processes=1, finished=print)
+    assert (tmp_path / RUNS).read_text() == ""

@@ -67,7 +67,7 @@ def peaked(run):
 def counted(monkeypatch, carried=peaked, ends_after=math.inf):
     ran = []
 
-    def carry(run):
+    def carry(run, out):
         if len(ran) >= ends_after:
             raise KeyboardInterrupt
         ran.append((run.method, run.seed, run.sections["training"]["rounds"]))

@@ -47,6 +47,14 @@ def test_only_accidents_are_repeated(ends, restarts, count, code):
     assert (starts.count, process.poll()) == (count, code)
 
 
+def test_a_process_that_cannot_start_again_has_ended():
+    """As where no memory is left: FLARE, which waits here, must hear of it."""
+    starts = Starts(KILLED)
+    process = JobProcess(starts, 3)
+    process.wait()  # there is no second one to start
+    assert (starts.count, process.poll()) == (2, JobReturnCode.EXECUTION_ERROR)
+
+
 def test_what_is_ended_on_purpose_stays_so():
     process = JobProcess(starts := Starts(KILLED, END), 3)
     process._process.wait()

@@ -123,6 +123,21 @@ def test_a_returned_site_is_started_once():
     assert len(started(engine)) == 2
 
 
+def test_a_heartbeat_meanwhile_does_not_undo_that_the_new_parts_end_is_waited_for():
+    """Any site's heartbeat comes while a site starts, which takes seconds."""
+    engine = Engine()
+    component, started_as_ever = watching(engine), engine.start_client_job
+
+    def start(*order):
+        beat(component, engine, 2)
+        return started_as_ever(*order)
+
+    engine.start_client_job = start
+    engine.returns("south")
+    beat(component, engine)
+    assert [call[0] for call in engine.calls] == ["resolve", RETURNED, "start"]
+
+
 def test_a_site_is_tried_only_so_often():
     engine = Engine(started=f"{ERROR_MSG_PREFIX}: no")
     component = watching(engine, attempts=2)

@@ -103,6 +103,18 @@ def test_compiled_code_is_kept_in_a_folder_of_this_process_alone(learner, monkey
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+def test_the_folder_of_a_process_that_has_ended_is_removed_by_the_next(monkeypatch, tmp_path):
+    """A training process ends without its exit handlers."""
+    monkeypatch.setattr(computing.tempfile, "tempdir", str(tmp_path))
+    own = f"{computing.COMPILED}b.{os.getpid()}.draft"
+    for name in (f"{computing.COMPILED}a.4194305.draft", own, ".x.4194305.draft"):
+        (tmp_path / name).mkdir()
+    made = Path(computing._own_folder.__wrapped__())
+    left = {path.name for path in tmp_path.iterdir()} - {made.name}
+    assert left == {own, ".x.4194305.draft"}
+    assert made.name.endswith(f".{os.getpid()}.draft")
+
+
 def test_torch_has_the_settings_by_which_no_pickle_of_another_process_is_read():
     assert computing.OPTIONS["fx_graph_cache"] is False
     assert computing.COMPILE.keywords["options"] is computing.OPTIONS

@@ -32,9 +32,9 @@ from fedpeft.compare.grid import Axis, check_not_varied, points
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import digest, parse_json, read_text
+from fedpeft.core.files import append, digest, parse_json, read_text, remove_leftovers, temporary_folder
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
-from fedpeft.core.processes import end_with_parent_later, hide_current_folder
+from fedpeft.core.processes import end, end_with_parent_later, hide_current_folder
 from fedpeft.core.settings import build
 from fedpeft.data import DataSettings
 from fedpeft.data.folders import files_below
@@ -285,7 +285,7 @@ def run_missing(
         pool = ProcessPoolExecutor(
             processes, mp_context=get_context("spawn"), initializer=end_with_parent_later, initargs=(os.getpid(),)
         )
-        futures = {pool.submit(carry_out, run): number for number, run in enumerate(missing)}
+        futures = {pool.submit(carry_out, run, folder): number for number, run in enumerate(missing)}
     try:
         for future in as_completed(futures):
             run = missing[futures[future]]
@@ -301,8 +301,12 @@ def run_missing(
                 failed[run.key] = f"{run.label}: {reason}"
                 continue
             with (folder / RUNS).open("a") as lines:
-                lines.write(json.dumps(outcome.as_json()) + "\n")
+                append(lines, json.dumps(outcome.as_json()) + "\n")
             finished(outcome)
+    except BaseException:
+        end(getattr(pool, "_processes", None) or ())  # they would first compute all runs that the pool has queued
+        remove_leftovers(folder)
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return failed
@@ -327,8 +331,8 @@ def check_runs_here(sections: Mapping[str, Any]) -> None:
         )
 
 
-def carry_out(run: Run) -> Outcome:
-    """Run a federation to its end in this process."""
+def carry_out(run: Run, out: Path | None = None) -> Outcome:
+    """Run a federation to its end in this process; what it keeps meanwhile lies in a hidden folder of `out`."""
     from fedpeft.backbones import is_tiny
     from fedpeft.data import is_procedural
     from fedpeft.federate import federate
@@ -340,7 +344,7 @@ def carry_out(run: Run) -> Outcome:
     jobs = [SiteJob.from_sections(run.sections, site=site) for site in sites]
     check_shared(jobs)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder(out, "run") if out else tempfile.TemporaryDirectory() as folder:
         images = _encoded_images()
         images.begin_run()
         shared = SharedModels(images)  # the sites take turns

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
@@ -122,6 +122,22 @@ def drop(folder: Path) -> None:
         _remove(dropped)
 
 
+def append(stream: IO[Any], text: str) -> None:
+    """Append a text to an open file completely or not at all: half a line would make the file unusable.
+
+    It passes by the stream's own buffer, which would write what is left of the text when the stream is closed.
+    """
+    file = stream.fileno()
+    end, rest = os.fstat(file).st_size, text.encode()
+    try:
+        while rest:
+            rest = rest[os.pwrite(file, rest, os.fstat(file).st_size) :]
+        os.fsync(file)
+    except OSError:
+        os.ftruncate(file, end)
+        raise
+
+
 def set_aside(path: Path) -> None:
     """Move a round's state to a folder that no job reads; nothing is removed."""
     aside = path.parent / SET_ASIDE
@@ -156,9 +172,9 @@ def follow_umask(file: Path) -> None:
         _remove(new)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove the drafts of dead processes in a folder."""
-    for path in folder.glob(".*"):
+def remove_leftovers(folder: Path, names: str = ".*") -> None:
+    """Remove the drafts of dead processes in a folder, or those of these names alone."""
+    for path in folder.glob(names):
         match = _LEFTOVER.fullmatch(path.name)
         if match and not _is_alive(int(match[1]), path):
             _remove(path)

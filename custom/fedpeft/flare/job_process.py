@@ -49,7 +49,11 @@ class JobProcess(JobHandleSpec):
                 if self._ended or not self._left or self._process.adapter.poll() not in ACCIDENTS:
                     return
                 self._left -= 1
-                self._process = self._start()
+                try:
+                    self._process = self._start()
+                except Exception:  # such as no memory left: FLARE then reports the end of the first one
+                    logging.getLogger(__name__).exception("the process of a job was killed and cannot start again")
+                    return
             logging.getLogger(__name__).warning("the process of a job was killed and is started again")
 
 

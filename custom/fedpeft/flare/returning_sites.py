@@ -130,19 +130,32 @@ class ReturningSites(FLComponent):
             client = engine.get_client_from_name(site)
             if client is None or client.token == token:
                 continue
-            # the earlier part will never report its end, for which FLARE would set the whole job to abnormal
-            engine.job_runner.resolve_client_outcome(job, site)
             with self._lock:
-                left = self._left.setdefault((job, site), self._attempts)
-                if left < 0 or (job, site) in self._busy or job not in engine.run_processes:
+                if (job, site) in self._busy:  # its new part is being started, and the end of that is waited for
                     continue
-                self._left[job, site] = left - 1
-                if not left:
-                    self._unreported[job, site] = NOT_AGAIN
-                    continue
-                self._unreported.pop((job, site), None)
                 self._busy.add((job, site))
-            threading.Thread(target=self._let_rejoin, args=(engine, job, client), daemon=True).start()
+            rejoins = False
+            try:
+                # the earlier part will never report its end, for which FLARE would set the whole job to abnormal
+                engine.job_runner.resolve_client_outcome(job, site)
+                rejoins = job in engine.run_processes and self._takes_attempt(job, site)
+            finally:
+                if not rejoins:
+                    with self._lock:
+                        self._busy.discard((job, site))
+            if rejoins:
+                threading.Thread(target=self._let_rejoin, args=(engine, job, client), daemon=True).start()
+
+    def _takes_attempt(self, job: str, site: str) -> bool:
+        """Return whether a site may be started again; after the last attempt it counts as away."""
+        with self._lock:
+            left = self._left.setdefault((job, site), self._attempts)
+            self._left[job, site] = max(left - 1, -1)
+            if not left:
+                self._unreported[job, site] = NOT_AGAIN
+            elif left > 0:
+                self._unreported.pop((job, site), None)
+            return left > 0
 
     def _let_rejoin(self, engine, job: str, client: Client) -> None:
         with engine.new_context() as fl_ctx:

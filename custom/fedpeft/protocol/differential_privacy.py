@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 from scipy.special import ndtri
 
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.files import DISK_FULL, is_full, replacing, write_json
+from fedpeft.core.files import DISK_FULL, append, is_full, replacing, write_json
 from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import RECEIVED, WITHHOLD, PrivacySettings
 from fedpeft.protocol.types import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
@@ -108,7 +108,7 @@ def add_releases(file: Path, lineage: str, releases: Sequence[dict], *, delta: f
                     f"this release would take the epsilon of all jobs to {spent.epsilon:.3g} at delta {delta:g}, over "
                     f"the limit of {limit:g}."
                 )
-            _append(book, "".join(json.dumps(entry) + "\n" for entry in added))
+            append(book, "".join(json.dumps(entry) + "\n" for entry in added))
     except FedpeftError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -118,18 +118,6 @@ def add_releases(file: Path, lineage: str, releases: Sequence[dict], *, delta: f
             code=DISK_FULL if is_full(error) else "",
         ) from error
     return spent
-
-
-def _append(book: TextIO, text: str) -> None:
-    """Append a text to a file completely or not at all: half a line would make the ledger unusable."""
-    end = os.fstat(book.fileno()).st_size
-    try:
-        book.write(text)
-        book.flush()
-        os.fsync(book.fileno())
-    except OSError:
-        os.ftruncate(book.fileno(), end)
-        raise
 
 
 Source = Callable[[int], bytes]

@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from fedpeft.answering.training_settings import BFLOAT16, FIRST_TOKEN, FLOAT32, FUSED, NF4, TrainingSettings
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import remove_leftovers
 from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Trainable
@@ -40,6 +42,7 @@ VARIANTS = 64  # compiled forms of a layer: trained or not, with a gradient or n
 # dropout draws the same numbers as without; compiled code of earlier processes is not read, its files are pickles
 OPTIONS = {"fallback_random": True, "fx_graph_cache": False, "compile_threads": 1}
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # environment variable with the folder of compiled code
+COMPILED = ".fedpeft-compiled-"  # how that folder begins
 COMPILE = functools.partial(torch.compile, options=OPTIONS)
 
 
@@ -96,8 +99,12 @@ def _layers(backbone: Backbone) -> list[nn.Module]:
 
 @functools.cache
 def _own_folder() -> str:
-    """Return a private folder of this process; any user of this machine could create the default one first."""
-    folder = tempfile.mkdtemp(prefix="fedpeft-compiled-")
+    """Return a private folder of this process; any user of this machine could create the default one first.
+
+    A training process ends without its exit handlers, so that the next one removes what is left.
+    """
+    remove_leftovers(Path(tempfile.gettempdir()), f"{COMPILED}*")
+    folder = tempfile.mkdtemp(prefix=COMPILED, suffix=f".{os.getpid()}.draft")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
