@@ -211,12 +211,23 @@ def test_another_backbone_brings_the_settings_that_it_declares(folder, tmp_path)
     chosen = Search(job=found, axes=axes, points=points(axes))
     of_point = {label: chosen.runs(label, 5)[0].sections for label in chosen.points}
     more = ["training.rounds=5", "training.validate=true", "training.seed=0"]
-    for label, name in {"name=tiny-vilt": "tiny-vilt", "name=vilt": "vilt"}.items():
-        assert of_point[label] == compose(configs, "own", [*more, f"backbone.name={name}"])
+    assert compose(configs, "own")["training"]["learning_rate"] == 0.5  # of another backbone
+    rates_of = {name: f"{RATE}={BACKBONES.get(name).learning_rate}" for name in ("tiny-vilt", "vilt")}
+    for name, rate in rates_of.items():
+        assert of_point[f"name={name}"] == compose(configs, "own", [*more, f"backbone.name={name}", rate])
+    both = [*axes, axis_of(f"{RATE}=0.1,0.2", option="--over")]
+    rated = Search(job=found, axes=both, points=points(both))
+    assert set(rated.settings("name=vilt, learning_rate=0.2")) == {
+        'backbone.name="vilt"',
+        f"{RATE}=0.2",
+    }
+    given = replace(chosen, overrides=[f"{RATE}=0.3"])
+    assert given.settings("name=vilt") == ('backbone.name="vilt"',)
     assert of_point["name=tiny-vilt"]["method"]["settings"]["houlsby"] == {"reduction_factor": 4}
     assert "settings" not in of_point["name=vilt"]["method"]
-    said = write_settings(found, chosen.points["name=vilt"].overrides)
-    assert admit_folder(tmp_path / "jobs" / "own").sections == compose(configs, "own", ["backbone.name=vilt"])
+    said = write_settings(found, chosen.settings("name=vilt"))
+    expected = compose(configs, "own", ["backbone.name=vilt", rates_of["vilt"]])
+    assert admit_folder(tmp_path / "jobs" / "own").sections == expected
     assert "app_configs/tasks/own.yml: backbone.name=" in said[0]
 
 

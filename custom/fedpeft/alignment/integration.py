@@ -72,7 +72,7 @@ def integrate(
     Args:
         states: one adapter state for each site.
         counts: training samples n_k of each site, above 0.
-        settings: all but `client`, `support`, `integration` and `upload` are used.
+        settings: all but `client`, `support`, `integration`, `share`, `accept` and `upload` are used.
         sites: names for errors and report; default `states[0]`, `states[1]`, ...
         previous: the global adapter so far, which determines the keys and the width of each adapter.
         robust: its `average`, `attackers` and `max_share` are used, in each place for the sites that sent it; default:

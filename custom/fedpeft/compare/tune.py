@@ -87,7 +87,7 @@ def tune(chosen: argparse.Namespace) -> None:
     show_table(table)
     write_files(out, {f"{NAME}.md": markdown(table).encode(), f"{NAME}.csv": csv_of(table).encode()})
     print(f"table    {out / NAME}.md")
-    for sentence in write_settings(job, search.points[steps[-1].ranked[0]].overrides):
+    for sentence in write_settings(job, search.settings(steps[-1].ranked[0])):
         print(sentence)
 
 
@@ -118,6 +118,17 @@ class Search:
                 raise FedpeftError(f"--over {axis.setting}: a search cannot choose it, because {why}; leave it out.")
         check_not_varied(self.axes, self.overrides)
 
+    def settings(self, label: str) -> tuple[str, ...]:
+        """Return a point's settings, a backbone with the learning rate that it declares if the search sets none."""
+        from fedpeft.backbones import BACKBONES
+
+        own = self.points[label].overrides
+        name = dict(self.points[label].values).get("backbone.name")
+        rated = any(text.partition("=")[0].strip() == RATE for text in (*own, *self.overrides))
+        if rated or name not in BACKBONES.names():
+            return own
+        return (*own, f"{RATE}={BACKBONES.get(name).learning_rate}")
+
     def runs(self, label: str, rounds: int) -> list[Run]:
         """Compose the runs of a setting, one for each seed."""
         from fedpeft.compare.experiment import Run, check_runs_here
@@ -127,7 +138,7 @@ class Search:
         own = [*self.overrides, f"{ROUNDS}={rounds}", "training.validate=true"]
         runs = []
         for seed in range(first, first + self.seeds):
-            of_seed = [*own, f"{SEED}={seed}"]
+            of_seed = [*own, f"{SEED}={seed}", *self.settings(label)]
             sections = self.points[label].sections(partial(self._composed, of_seed), job=name)
             runs.append(Run(task=name, method=label, seed=seed, sections=sections))
         return runs
