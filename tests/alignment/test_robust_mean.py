@@ -145,7 +145,8 @@ def test_with_a_robust_average_pia_and_fedavg_stay_near_the_honest_sites(rule, a
     plain, _ = integrate(sent, counts, settings)
     spread = max(distance(a, base) for a in honest)
     assert distance(robust, base) <= 2 * spread
-    assert distance(plain, base) > 20 * spread or aligned  # PIA's weights fall with the distance, as far as gamma goes
+    if not aligned:  # PIA's weights fall with the distance, as far as gamma goes
+        assert distance(plain, base) > 20 * spread
     assert all(row["weight"] is None for row in report["sites"].values())
 
 

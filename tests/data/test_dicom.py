@@ -232,10 +232,10 @@ def test_a_negative_slope_turns_grays_over(tmp_path):
     assert (shown(path)[..., 0] == 255 - GRAY).all()
 
 
-@pytest.mark.parametrize(("kind", "inverted"), [("MONOCHROME1", True), ("MONOCHROME2", True)])
-def test_an_inverse_presentation_is_inverted_once(tmp_path, kind, inverted):
+@pytest.mark.parametrize("kind", ["MONOCHROME1", "MONOCHROME2"])
+def test_an_inverse_presentation_is_inverted_once(tmp_path, kind):
     path = saved(tmp_path / "scan.dcm", GRAY, bits=8, kind=kind, PresentationLUTShape="INVERSE")
-    assert (shown(path)[..., 0] == 255 - GRAY).all() is np.bool_(inverted)
+    assert (shown(path)[..., 0] == 255 - GRAY).all()
 
 
 @each("planar", [0, 1])
@@ -255,11 +255,11 @@ def test_colors_are_those_of_pydicom(tmp_path, kind, frames, planar):
         assert (shown(path, part) == (reference[number] if frames else reference)).all()
 
 
-@pytest.mark.parametrize("words", [np.uint8, np.uint16])
-@pytest.mark.parametrize(("bits", "first"), [(8, 0), (8, 10), (16, 0)])
+@pytest.mark.parametrize(
+    ("bits", "first", "words"),
+    [(8, 0, np.uint8), (8, 0, np.uint16), (8, 10, np.uint8), (8, 10, np.uint16), (16, 0, np.uint16)],
+)
 def test_colors_of_a_palette_are_those_of_pydicom(tmp_path, words, bits, first):
-    if bits == 16 and words == np.uint8:
-        words = np.uint16
     path = saved(
         tmp_path / "pet.dcm", GRAY, bits=8, kind="PALETTE COLOR", **palette(first=first, bits=bits, words=words)
     )

@@ -182,10 +182,6 @@ FIELDS_OF = {
 JOBS = {"hello": 60, "score": 50, "train": 100}
 
 
-def test_ten_thousand_replies_are_tried():
-    assert sum(JOBS.values()) * len(SPOILT) >= 10_000
-
-
 @pytest.mark.parametrize("task", JOBS)
 def test_no_reply_ends_the_job_or_changes_the_model(monkeypatch, task):
     changes = st.lists(changes_of(FIELDS_OF[task]), min_size=len(SPOILT), max_size=len(SPOILT))

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_federations import learners_of
 
 from fedpeft.alignment.client_pia import orders_between, with_order
 from fedpeft.alignment.neurons import neurons_of
@@ -19,7 +20,6 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import parts_of
 from fedpeft.site import site_state
 from fedpeft.site.client_round import ENOUGH, agreement, next_agreement, reordered_to, share_of
-from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import SiteState
 
 SITES = ("slake", "vqa-rad")
@@ -131,7 +131,7 @@ def test_a_start_from_the_global_adapter_does_not_depend_on_the_order_that_a_sit
     """Moments, agreement and upload are those of the same neurons, to the bit."""
     monkeypatch.setattr("fedpeft.site.client_round.ENOUGH", -1.0)
     chosen = sections(*AGREEMENT, *method, "method.pia.server=true")  # the order of the mean is not the site's
-    there, moved = (learners(chosen, tmp_path / name) for name in ("there", "moved"))
+    there, moved = (learners_of(chosen, tmp_path / name) for name in ("there", "moved"))
     first = next(iter(federate(there)))
     for site, learner in there.items():
         own = site_state.load_before(learner.folder, 2)
@@ -189,16 +189,12 @@ def test_a_part_is_that_of_the_mean_that_is_taken(pia, more, part):
     assert parts_of({"a": 80, "b": 10, "c": 10}, method)["a"] == pytest.approx(part)
 
 
-def learners(sections, folder):
-    return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in SITES}
-
-
 @pytest.mark.slow
 def test_sites_that_agree_are_averaged_as_by_fedavg(sections, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.site.client_round.ENOUGH", -1.0)
     rounds = "training.rounds=3"
-    *_, ours = federate(learners(sections(*AGREEMENT, rounds), tmp_path / "ours"))
-    *_, fedavg = federate(learners(sections("method.aggregation=fedavg", rounds), tmp_path / "fedavg"))
+    *_, ours = federate(learners_of(sections(*AGREEMENT, rounds), tmp_path / "ours"))
+    *_, fedavg = federate(learners_of(sections("method.aggregation=fedavg", rounds), tmp_path / "fedavg"))
     assert all(torch.equal(ours.state[key], fedavg.state[key]) for key in fedavg.state)
 
 
@@ -206,13 +202,13 @@ def test_sites_that_agree_are_averaged_as_by_fedavg(sections, tmp_path, monkeypa
 def test_sites_that_do_not_keep_a_part_of_their_own_and_resume_to_the_bit(sections, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.site.client_round.ENOUGH", 1.0)
     chosen = sections(*AGREEMENT, "training.rounds=3")
-    _, second, third = federate(learners(chosen, tmp_path / "a"))
-    *_, fedavg = federate(learners(sections("method.aggregation=fedavg", "training.rounds=3"), tmp_path / "b"))
+    _, second, third = federate(learners_of(chosen, tmp_path / "a"))
+    *_, fedavg = federate(learners_of(sections("method.aggregation=fedavg", "training.rounds=3"), tmp_path / "b"))
     assert not all(torch.equal(third.state[key], fedavg.state[key]) for key in fedavg.state)
     parts = parts_of(
-        {s: u.samples for s, u in second.updates.items()}, learners(chosen, tmp_path / "a")["slake"].method
+        {s: u.samples for s, u in second.updates.items()}, learners_of(chosen, tmp_path / "a")["slake"].method
     )
-    for site, learner in learners(chosen, tmp_path / "a").items():  # in new processes, from their folders
+    for site, learner in learners_of(chosen, tmp_path / "a").items():  # in new processes, from their folders
         again = learner.train_round(3, second.state, part=parts[site])
         assert all(torch.equal(again.state[key], third.updates[site].state[key]) for key in again.state)
 

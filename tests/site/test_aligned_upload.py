@@ -2,10 +2,10 @@
 """aligned_at="site" in whole rounds: what leaves a site has no order of its own, and what stays there keeps it."""
 
 import pytest
-import torch
 
 from fedpeft.alignment import PIASettings
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import equal
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
@@ -20,10 +20,6 @@ LIVELY = ["method.initialization=own", "training.learning_rate=0.3", "training.r
 
 def rounds(sections, folder):
     return list(federate({s: Learner.from_sections(sections, site=s, folder=folder / s) for s in SITES}))
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 def sorted_neurons(state):

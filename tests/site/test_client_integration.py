@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from small_federations import learners_of
 
 from fedpeft.alignment import PIASettings, settings
 from fedpeft.alignment.client_pia import align_global, start_merged, with_order
@@ -10,6 +11,7 @@ from fedpeft.alignment.settings import FORMER_INTEGRATIONS, SHARES, _say_former_
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place
 from fedpeft.core.settings import build
+from fedpeft.core.states import equal
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site import client_round, site_state
@@ -25,16 +27,8 @@ SITES = ("slake", "vqa-rad")
 LIVELY = ("method.initialization=own", "training.learning_rate=0.3", "training.rounds=3")
 
 
-def learners(sections, folder):
-    return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in SITES}
-
-
 def last(sections, folder):
-    return list(federate(learners(sections, folder)))[-1].state
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    return list(federate(learners_of(sections, folder)))[-1].state
 
 
 @pytest.mark.parametrize("integration", ["weight_space", "two_branches", "frozen_half"])
@@ -72,7 +66,7 @@ def test_a_ramp_goes_from_the_first_round_to_the_last():
 def two(sections, tmp_path_factory):
     """A learner, its own adapter and one from elsewhere, and the loss of an adapter on its probe samples."""
     folder = tmp_path_factory.mktemp("two")
-    made = learners(sections(*LIVELY), folder)
+    made = learners_of(sections(*LIVELY), folder)
     own, other = (learner.train_round(1, {}).state for learner in made.values())
     learner = made["slake"]
     probe = learner.probe(2)
@@ -146,7 +140,7 @@ def test_a_round_with_a_frozen_half_moves_half_as_far_and_with_plain_gradients_a
     moved = {}
     for form in ("weight_space", "frozen_half"):
         chosen = sections(*LIVELY, *ONE_STEP, f"method.pia.integration={form}", f"training.optimizer={kind}")
-        learner = learners(chosen, tmp_path / form)["slake"]
+        learner = learners_of(chosen, tmp_path / form)["slake"]
         sent = learner.train_round(1, {}).state
         trained = learner.train_round(2, sent).state  # which begins with what the round before sent
         moved[form] = torch.cat([(trained[key] - sent[key]).flatten() for key in trained])
@@ -161,7 +155,7 @@ def test_in_two_branches_the_order_of_the_frozen_neurons_changes_nothing_but_wha
         chosen = sections(
             *LIVELY, "method.pia.integration=two_branches", "method.pia.server=false", f"method.pia.solver={solver}"
         )
-        first, second, _ = federate(learners(chosen, tmp_path / solver))
+        first, second, _ = federate(learners_of(chosen, tmp_path / solver))
         found[solver] = first, second, site_state.load_before(tmp_path / solver / "slake", 3)
     exact, identity = found["exact"], found["identity"]
     assert exact[2].record.rounds[-1]["plans_taken"] > 0 == identity[2].record.rounds[-1]["plans_taken"]
@@ -272,7 +266,7 @@ def test_a_share_is_measured_on_the_model_that_training_starts_from(two, integra
 
 def test_the_validation_split_is_never_trained_on(sections, tmp_path, monkeypatch):
     chosen = sections(*LIVELY, "method.pia.share=validation")
-    learner = learners(chosen, tmp_path)["slake"]
+    learner = learners_of(chosen, tmp_path)["slake"]
     drawn, batches = [], SiteBatches.draw
 
     def recorded(self, examples, *args, **more):
@@ -289,7 +283,7 @@ def test_the_validation_split_is_never_trained_on(sections, tmp_path, monkeypatc
 
 def test_without_a_validation_split_the_share_cannot_be_chosen(sections, tmp_path):
     chosen = sections(*LIVELY, "method.pia.share=validation", "data.validation_size=0")
-    learner = learners(chosen, tmp_path)["slake"]
+    learner = learners_of(chosen, tmp_path)["slake"]
     learner.train_round(1, {})
     with pytest.raises(FedpeftError, match=r"share is 'validation', and site slake has no validation split"):
         learner.train_round(2, learner.values.first)
@@ -347,7 +341,7 @@ def test_samples_are_drawn_only_where_they_are_needed(two):
 
 def test_a_site_that_joins_later_brings_its_own_adapter(sections, tmp_path):
     joined = sections("method.pia.client=false", "training.rounds=3", "schedule.joins={vqa-rad: 2}")
-    first, second, third = federate(learners(joined, tmp_path / "joined"))
+    first, second, third = federate(learners_of(joined, tmp_path / "joined"))
     assert list(first.updates) == ["slake"]
     alone = sections("method.initialization=own", "training.rounds=3", "training.first_epochs=2")
     trained = Learner.from_sections(alone, site="vqa-rad", folder=tmp_path / "alone").train_round(1, {})

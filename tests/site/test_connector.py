@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_federations import learners_of
 
 from fedpeft.backbones import BACKBONES, BackboneSettings, Pretrained, build
 from fedpeft.core.errors import FedpeftError
@@ -39,10 +40,6 @@ def job(sections, encoders):
         return composed | {"backbone": {**encoders, "projection": projection}}
 
     return made
-
-
-def learners(sections, folder, shared=None):
-    return {s: Learner.from_sections(sections, site=s, folder=folder / s, shared=shared) for s in SITES}
 
 
 @pytest.mark.slow
@@ -92,7 +89,7 @@ WAYS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", WAYS, ids=" ".join)
 def test_it_travels_with_every_method_and_is_averaged_as_it_stands(job, tmp_path, chosen):
-    made = learners(job(*chosen, "training.local_epochs=1"), tmp_path)
+    made = learners_of(job(*chosen, "training.local_epochs=1"), tmp_path)
     starts = [learner.first_state() for learner in made.values()]
     assert torch.equal(*(start[KEY] for start in starts)), "also where adapters begin from seeds of their own"
     before = starts[0][KEY]
@@ -111,7 +108,7 @@ def test_it_travels_with_every_method_and_is_averaged_as_it_stands(job, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("integration", ["two_branches", "weight_space", "frozen_half"])
 def test_where_a_site_keeps_half_of_its_own_adapter_it_keeps_nothing_of_its_own_connector(job, tmp_path, integration):
-    learner = learners(job(PIA, f"method.pia.integration={integration}"), tmp_path)["slake"]
+    learner = learners_of(job(PIA, f"method.pia.integration={integration}"), tmp_path)["slake"]
     learner.train_round(1, learner.first_state())
     received = {key: tensor + 0.01 for key, tensor in learner.first_state().items()}
     own = site_state.load_before(tmp_path / "slake", 2)
@@ -130,7 +127,8 @@ def test_where_a_site_keeps_half_of_its_own_adapter_it_keeps_nothing_of_its_own_
 def test_scores_and_budget_of_layers_are_without_it_and_it_trains_in_any_case(job, tmp_path):
     settings = (FEDAVG, *SCHEDULE, "schedule.score=lntk")
     made = {
-        name: learners(job(*settings, projection=name), tmp_path / name)["slake"] for name in ("orthogonal", "trained")
+        name: learners_of(job(*settings, projection=name), tmp_path / name)["slake"]
+        for name in ("orthogonal", "trained")
     }
     layers = layers_of(made["trained"].trainable.parameters())
     assert layers == [0, 1]
@@ -156,7 +154,7 @@ def test_a_site_goes_on_from_its_disk_to_the_bit(job, tmp_path, chosen):
         folder, received = tmp_path / str(fresh), {}
         for number in (1, 2):
             if number == 1 or fresh:
-                learner = learners(job(*chosen), folder)["slake"]
+                learner = learners_of(job(*chosen), folder)["slake"]
             sent = learner.train_round(number, received).state
             received = {key: tensor + 0.001 for key, tensor in sent.items()}
         ends.append((sent, site_state.load(folder / "slake" / "round-00002").optimizer))
@@ -168,7 +166,7 @@ def test_a_site_goes_on_from_its_disk_to_the_bit(job, tmp_path, chosen):
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [[FEDAVG, "method.aggregation=none"], [CLASSIFIER]], ids=" ".join)
 def test_where_nothing_is_exchanged_each_site_trains_its_own(job, tmp_path, chosen):
-    made = learners(job(*chosen), tmp_path)
+    made = learners_of(job(*chosen), tmp_path)
     assert all(not update.state for result in federate(made) for update in result.updates.values())
     one, other = (site_state.load_before(tmp_path / site, 3).adapter[KEY] for site in SITES)
     assert not torch.equal(one, other)
@@ -178,7 +176,8 @@ def test_where_nothing_is_exchanged_each_site_trains_its_own(job, tmp_path, chos
 @pytest.mark.parametrize("chosen", [[FEDAVG, "method.aggregation=none"], [CLASSIFIER]], ids=" ".join)
 def test_sites_that_take_turns_with_one_model_go_on_with_their_own(job, tmp_path, chosen, monkeypatch):
     made = {
-        shared: learners(job(*chosen), tmp_path / str(shared), SharedModels() if shared else None) for shared in (0, 1)
+        shared: learners_of(job(*chosen), tmp_path / str(shared), shared=SharedModels() if shared else None)
+        for shared in (0, 1)
     }
     assert made[1][SITES[0]].trainable is made[1][SITES[1]].trainable
     begun, fit = [], Learner.fit
@@ -238,7 +237,7 @@ def predicted(kept, examples):
     ids=" ".join,
 )
 def test_an_export_answers_as_the_site_did(job, encoders, tmp_path, chosen):
-    *_, last = federate(learners(job(*chosen), tmp_path))
+    *_, last = federate(learners_of(job(*chosen), tmp_path))
     kept, out, merged = find(tmp_path / "slake", site=None), tmp_path / "out", tmp_path / "merged"
     examples = read_split("test", kept).examples[:6]
     expected = predicted(kept, examples)
@@ -272,7 +271,7 @@ def test_an_export_answers_as_the_site_did(job, encoders, tmp_path, chosen):
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", [[FEDAVG], [LORA, "method.aggregation=stack"]], ids=" ".join)
 def test_the_servers_folder_of_an_adapter_has_it_too(job, tmp_path, chosen):
-    made = learners(job(*chosen), tmp_path)
+    made = learners_of(job(*chosen), tmp_path)
     *_, last = federate(made)
     learner = made["slake"]
     folder = export_adapter(tmp_path / ADAPTER, last.state, learner.method, family=learner.backbone.family)
@@ -303,7 +302,7 @@ def test_sites_with_encoders_of_their_own_have_no_map_in_common(job, own):
 def test_passes_that_it_changes_are_not_reused(job, tmp_path):
     settings = job(FEDAVG, "method.name=feddat_houlsby", "training.reuse_passes=true")
     with pytest.raises(FedpeftError, match="reuse_passes is true, and a backbone's connector, which is trained"):
-        learners(settings, tmp_path)
+        learners_of(settings, tmp_path)
 
 
 def test_it_is_a_place_of_its_own_that_no_order_moves():

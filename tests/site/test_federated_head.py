@@ -8,10 +8,12 @@ import pytest
 import torch
 from counted import counted
 from safetensors.torch import load_file
+from small_federations import learners_of
 
 from fedpeft import backbones
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import HEAD
+from fedpeft.core.states import equal
 from fedpeft.data import registry
 from fedpeft.data.answer_space import UNLISTED, keep_listed_answers, shared_answers, vocabulary_of
 from fedpeft.data.remarks import remarks
@@ -28,16 +30,8 @@ SITES = ("slake", "vqa-rad")
 FEDERATED = "method.head=federated"
 
 
-def learners(sections, folder):
-    return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in SITES}
-
-
 def size(state):
     return sum(tensor.numel() for tensor in state.values())
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 @pytest.mark.slow
@@ -58,7 +52,7 @@ def equal(a, b):
     ids=" ".join,
 )
 def test_every_method_sends_the_head_beside_what_it_trains(sections, tmp_path, chosen):
-    made = learners(sections(FEDERATED, *chosen, "training.rounds=3"), tmp_path)
+    made = learners_of(sections(FEDERATED, *chosen, "training.rounds=3"), tmp_path)
     learner = made["slake"]
     head = {f"{HEAD}{name}" for name in learner.head.state_dict()}
     first = learner.first_state()
@@ -72,7 +66,7 @@ def test_every_method_sends_the_head_beside_what_it_trains(sections, tmp_path, c
 
 @pytest.mark.slow
 def test_sites_go_on_from_the_mean_of_the_heads(sections, tmp_path):
-    made = learners(sections(FEDERATED, "method.name=classifier"), tmp_path)
+    made = learners_of(sections(FEDERATED, "method.name=classifier"), tmp_path)
     started = [learner.head.state_dict() for learner in made.values()]
     assert equal(*started)
     first, second = federate(made)
@@ -87,7 +81,7 @@ def test_sites_go_on_from_the_mean_of_the_heads(sections, tmp_path):
 
 @pytest.mark.slow
 def test_a_private_head_is_what_it_was(sections, tmp_path):
-    made = learners(sections("method.aggregation=fedavg"), tmp_path)
+    made = learners_of(sections("method.aggregation=fedavg"), tmp_path)
     assert len({len(learner.vocabulary) for learner in made.values()}) == 2
     assert not any(key.startswith(HEAD) for result in federate(made) for key in result.state)
 
@@ -122,7 +116,7 @@ def test_of_the_whole_backbone_all_travels():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "sba", "vpt", "lora", "lora_dvpt", "sba_vpt", "classifier"])
 def test_the_messages_of_a_run_hold_as_many_numbers_as_the_list_says(sections, tmp_path, name):
-    made = learners(sections(FEDERATED, f"method.name={name}"), tmp_path)
+    made = learners_of(sections(FEDERATED, f"method.name={name}"), tmp_path)
     learner = made["slake"]
     plain = Learner.from_sections(sections("method.name=classifier"), site="slake", folder=tmp_path / "plain")
     listed = entry(plain.backbone, name).exchanged

@@ -3,9 +3,11 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from small_federations import learners_of
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import equal
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
@@ -16,22 +18,14 @@ from fedpeft.site.learner import Learner
 pytestmark = pytest.mark.slow
 
 
-def learners(sections, folder, sites=("slake", "vqa-rad")):
-    return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in sites}
-
-
 def last_round(sections, folder):
-    return list(federate(learners(sections, folder)))[-1]
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    return list(federate(learners_of(sections, folder)))[-1]
 
 
 def test_the_examples_of_a_site_are_hashed_once(sections, tmp_path, monkeypatch):
     counted, digest = [], site_state.examples_digest
     monkeypatch.setattr(site_state, "examples_digest", lambda data: counted.append(data) or digest(data))
-    made = learners(sections("method.aggregation=fedavg"), tmp_path)
+    made = learners_of(sections("method.aggregation=fedavg"), tmp_path)
     list(federate(made))
     assert counted == [made["slake"].data, made["vqa-rad"].data]
     assert made["slake"].facts["examples"] == digest(made["slake"].data)
@@ -40,7 +34,7 @@ def test_the_examples_of_a_site_are_hashed_once(sections, tmp_path, monkeypatch)
 def test_a_site_says_when_it_is_no_better_than_a_constant_answer_for_three_rounds(sections, tmp_path):
     constants, said = {"slake": 0.999, "vqa-rad": -1.0}, {"slake": [], "vqa-rad": []}
     for number in range(1, 5):  # each round in a learner of its own, as after a restart
-        for site, one in learners(sections("training.rounds=4", "method.aggregation=fedavg"), tmp_path).items():
+        for site, one in learners_of(sections("training.rounds=4", "method.aggregation=fedavg"), tmp_path).items():
             one.constant = constants[site]
             said[site].append(one.train_round(number, {}).metrics["below_constant"])
     assert said == {"slake": [0, 0, 1, 1], "vqa-rad": [0, 0, 0, 0]}
@@ -104,7 +98,7 @@ def start(value):
 )
 def test_first_values_that_are_not_kept_or_not_shared_are_refused(sections, tmp_path, overrides, sentence):
     with pytest.raises(FedpeftError, match=sentence):
-        learners(sections("method.name=lora", *overrides), tmp_path)
+        learners_of(sections("method.name=lora", *overrides), tmp_path)
 
 
 def test_the_validation_split_is_measured_and_changes_nothing(sections, tmp_path):
@@ -130,7 +124,7 @@ def test_one_step_of_sgd_is_the_rate_times_the_gradient(sections, tmp_path, monk
         "training.batch_size=500",
         "training.local_epochs=1",
     )
-    learner = learners(chosen, tmp_path, ["slake"])["slake"]
+    learner = learners_of(chosen, tmp_path, ["slake"])["slake"]
     gradients = {}
     parameters = learner.trainable.parameters()
     for key, parameter in parameters.items():
@@ -146,7 +140,7 @@ def test_one_step_of_sgd_is_the_rate_times_the_gradient(sections, tmp_path, monk
 
 
 def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
-    learner = learners(sections(), tmp_path, ["slake"])["slake"]
+    learner = learners_of(sections(), tmp_path, ["slake"])["slake"]
     frozen = {n: p.clone() for n, p in learner.backbone.named_parameters() if "houlsby" not in n}
     before = learner.trainable.state()
     update = learner.train_round(1, {})
@@ -181,7 +175,7 @@ def test_a_new_process_goes_on_where_the_old_one_stopped(sections, tmp_path, ove
 
 
 def test_repeating_a_round_repeats_its_result(sections, tmp_path):
-    learner = learners(sections(), tmp_path, ["slake"])["slake"]
+    learner = learners_of(sections(), tmp_path, ["slake"])["slake"]
     first = learner.train_round(1, {})
     second = learner.train_round(2, first.state)
     again = learner.train_round(2, first.state)
@@ -190,7 +184,7 @@ def test_repeating_a_round_repeats_its_result(sections, tmp_path):
 
 @pytest.mark.parametrize("name", ["adapterfusion", "feddat_houlsby"])
 def test_what_is_private_is_trained_and_kept_and_never_sent(sections, tmp_path, name):
-    learner = learners(sections(f"method.name={name}"), tmp_path, ["slake"])["slake"]
+    learner = learners_of(sections(f"method.name={name}"), tmp_path, ["slake"])["slake"]
     first = learner.trainable.private_state()
     update = learner.train_round(1, {})
     kept = site_state.load_before(tmp_path / "slake", 2)
@@ -201,22 +195,22 @@ def test_what_is_private_is_trained_and_kept_and_never_sent(sections, tmp_path, 
 
 
 def test_the_state_of_another_method_is_refused(sections, tmp_path):
-    learners(sections(), tmp_path, ["slake"])["slake"].train_round(1, {})
-    other = learners(sections("method.name=feddat_houlsby"), tmp_path, ["slake"])["slake"]
+    learners_of(sections(), tmp_path, ["slake"])["slake"].train_round(1, {})
+    other = learners_of(sections("method.name=feddat_houlsby"), tmp_path, ["slake"])["slake"]
     with pytest.raises(FedpeftError, match=r"lacks 'private\..* remove that folder"):
         other.train_round(2, {})
 
 
 def test_without_exchange_nothing_is_uploaded_but_the_site_keeps_its_adapter(sections, tmp_path):
-    learner = learners(sections("method.aggregation=none"), tmp_path, ["slake"])["slake"]
+    learner = learners_of(sections("method.aggregation=none"), tmp_path, ["slake"])["slake"]
     assert learner.train_round(1, {}).state == {}
     assert any((tmp_path / "slake").glob("round-00001/adapter.safetensors"))
 
 
 @pytest.mark.parametrize("change", ["training.seed=1", "data.seed=1"])
 def test_the_state_of_other_data_is_refused(sections, tmp_path, change):
-    learners(sections(), tmp_path, ["slake"])["slake"].train_round(1, {})
-    other = learners(sections(change), tmp_path, ["slake"])["slake"]
+    learners_of(sections(), tmp_path, ["slake"])["slake"].train_round(1, {})
+    other = learners_of(sections(change), tmp_path, ["slake"])["slake"]
     with pytest.raises(FedpeftError, match="belongs to other data, another backbone, another seed or another site"):
         other.train_round(2, {})
 
@@ -241,13 +235,13 @@ def test_bad_input_is_one_sentence(sections, tmp_path, override, message):
         target = target[parent]
     target[last] = yaml.safe_load(value)
     with pytest.raises(FedpeftError, match=message):
-        learners(chosen, tmp_path, ["slake"])["slake"].train_round(1, {})
+        learners_of(chosen, tmp_path, ["slake"])["slake"].train_round(1, {})
 
 
 def test_a_diverging_loss_is_refused_with_the_remedy(sections, tmp_path):
     chosen = sections("training.learning_rate=1.0e+30", "training.local_epochs=20")
     with pytest.raises(FedpeftError, match=r"training loss became .* lower training.learning_rate"):
-        learners(chosen, tmp_path, ["slake"])["slake"].train_round(1, {})
+        learners_of(chosen, tmp_path, ["slake"])["slake"].train_round(1, {})
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -268,10 +262,10 @@ def test_a_broken_image_is_one_sentence_wherever_it_is_decoded(sections, tmp_pat
 
 def test_scores_do_not_depend_on_what_the_process_did_before(sections, tmp_path):
     chosen = sections("method.pia.integration=two_branches", "schedule.solver=exact", "schedule.budget=1")
-    living = learners(chosen, tmp_path, ["slake"])["slake"]
+    living = learners_of(chosen, tmp_path, ["slake"])["slake"]
     state = living.train_round(1, {}).state
     living.train_round(2, state)
-    fresh = learners(chosen, tmp_path, ["slake"])["slake"]
+    fresh = learners_of(chosen, tmp_path, ["slake"])["slake"]
     assert living.score_layers(3, state) == fresh.score_layers(3, state)
 
 

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedpeft import methods
+from fedpeft.core.states import equal
 from fedpeft.federate import federate
 from fedpeft.site import site_state
 from fedpeft.site.learner import Learner
@@ -46,10 +47,6 @@ OTHERS = {
 def learners(chosen, folder, shared=None):
     sites = chosen["federation"]["sites"]
     return {s: Learner.from_sections(chosen, site=s, folder=folder / s, shared=shared) for s in sites}
-
-
-def equal(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
 def check(chosen, tmp_path):

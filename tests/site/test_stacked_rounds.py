@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from small_federations import learners_of
 
 from fedpeft import adapters
 from fedpeft.core.keys import group_by_place
@@ -19,10 +20,6 @@ STACK = ("method.name=lora", "method.aggregation=stack", "training.learning_rate
 RANKS = "method.site_settings={slake: {r: 2}}"
 
 
-def learners(sections, folder):
-    return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in SITES}
-
-
 def features(model, batch):
     model.eval()
     with torch.no_grad():
@@ -31,7 +28,7 @@ def features(model, batch):
 
 @pytest.mark.slow
 def test_a_round_starts_from_the_function_that_the_stack_has(sections, tmp_path):
-    made = learners(sections(*STACK, RANKS), tmp_path)
+    made = learners_of(sections(*STACK, RANKS), tmp_path)
     plain = copy.deepcopy(made["slake"].backbone)
     first = next(federate(made))
     batch = made["slake"].probe(1)[0]
@@ -56,10 +53,10 @@ def test_a_new_process_goes_on_to_the_bit_and_the_frozen_weights_hold_no_roundin
     sections, tmp_path, more
 ):
     chosen = sections(*STACK, RANKS, "training.rounds=3", *more)
-    *_, together = federate(learners(chosen, tmp_path / "together"))
-    state = learners(chosen, tmp_path / "first")["slake"].trainable.state() if more else {}
+    *_, together = federate(learners_of(chosen, tmp_path / "together"))
+    state = learners_of(chosen, tmp_path / "first")["slake"].trainable.state() if more else {}
     for number in (1, 2, 3):
-        fresh = learners(chosen, tmp_path / "apart")
+        fresh = learners_of(chosen, tmp_path / "apart")
         layers = dict.fromkeys(SITES)
         if more:
             scores = {site: fresh[site].score_layers(number, state) for site in SITES}
@@ -72,7 +69,7 @@ def test_a_new_process_goes_on_to_the_bit_and_the_frozen_weights_hold_no_roundin
 
 
 def test_fresh_factors_keep_no_moments_of_the_round_before(sections, tmp_path):
-    learner = learners(sections(*STACK), tmp_path)["slake"]
+    learner = learners_of(sections(*STACK), tmp_path)["slake"]
     update = learner.train_round(1, {})
     moments = {"layer.0.query.A/step": torch.ones(1), "head.0.weight/step": torch.ones(1)}
     kept = learner.values.moments(SiteState(round=1, adapter={}, head={}, optimizer=moments, facts={}), 2)
@@ -84,7 +81,7 @@ def test_fresh_factors_keep_no_moments_of_the_round_before(sections, tmp_path):
 
 @pytest.mark.slow
 def test_the_exported_adapter_has_the_product_of_all_rounds(sections, tmp_path):
-    made = learners(sections(*STACK, RANKS), tmp_path)
+    made = learners_of(sections(*STACK, RANKS), tmp_path)
     *_, last = federate(made)
     learner = made["slake"]
     batch = learner.probe(1)[0]
@@ -100,7 +97,7 @@ def test_the_exported_adapter_has_the_product_of_all_rounds(sections, tmp_path):
 def test_factors_of_the_mean_product_keep_no_moments_either(sections, tmp_path, aggregation, kept):
     """Their basis is another one in every round; factors that are averaged as they are keep theirs."""
     chosen = ("method.name=lora", f"method.aggregation={aggregation}")
-    learner = learners(sections(*chosen), tmp_path)["slake"]
+    learner = learners_of(sections(*chosen), tmp_path)["slake"]
     moments = {name: torch.ones(1) for name in ("layer.0.query.A/step", "layer.0.query.B/step", "head.0.weight/step")}
     own = SiteState(round=1, adapter={}, head={}, optimizer=moments, facts={})
     assert list(learner.values.moments(own, 2)) == (kept or list(moments))

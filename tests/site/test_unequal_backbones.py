@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_federations import learners_of
 from tiny_vilt import tiny_vilt
 
 from fedpeft import methods
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layers_of, renumbered
+from fedpeft.core.states import equal
 from fedpeft.federate import federate
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
@@ -50,14 +52,6 @@ def mixed(sections, deep_source):
     return build
 
 
-def learners(sections, folder, sites=SITES):
-    return {site: Learner.from_sections(sections, site=site, folder=Path(folder) / site) for site in sites}
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
 ABLE = [
     name
     for name in methods.names()
@@ -74,7 +68,7 @@ def test_the_page_names_every_method_that_cannot():
 
 def test_a_shallower_site_predicts_with_an_export_of_its_own(mixed, tmp_path, tiny_source):
     """Its layers have its own numbers there, those of the deepest backbone in the server's files."""
-    list(federate(learners(mixed(*FEDAVG, "training.rounds=1"), tmp_path / "state")))
+    list(federate(learners_of(mixed(*FEDAVG, "training.rounds=1"), tmp_path / "state")))
     kept = find(tmp_path / "state" / SHALLOW, site=None)
     export(kept, tmp_path / "handed")
     found = Predictor(kept, find_adapter(str(tmp_path / "handed"), tmp_path)).model.trainable.state()
@@ -83,7 +77,7 @@ def test_a_shallower_site_predicts_with_an_export_of_its_own(mixed, tmp_path, ti
 
 @pytest.mark.parametrize("name", ABLE)
 def test_each_layer_is_averaged_over_the_sites_that_have_it(mixed, tmp_path, name):
-    (result,) = federate(learners(mixed(f"method.name={name}", *FEDAVG, "training.rounds=1"), tmp_path))
+    (result,) = federate(learners_of(mixed(f"method.name={name}", *FEDAVG, "training.rounds=1"), tmp_path))
     own = {site: update.state for site, update in result.updates.items()}
     assert layers_of(own[SHALLOW]) == [0, 2]
     assert layers_of(own[DEEP]) == layers_of(result.state) == [0, 1, 2]
@@ -106,10 +100,10 @@ def test_each_layer_is_averaged_over_the_sites_that_have_it(mixed, tmp_path, nam
 )
 def test_a_new_process_goes_on_to_the_bit(mixed, tmp_path, overrides):
     chosen = mixed(*overrides, "training.learning_rate=0.05")
-    *_, together = federate(learners(chosen, tmp_path / "together"))
+    *_, together = federate(learners_of(chosen, tmp_path / "together"))
     state = Learner.from_sections(chosen, site=DEEP, folder=tmp_path / "first").first_state()
     for number in (1, 2):
-        fresh = learners(chosen, tmp_path / "apart")
+        fresh = learners_of(chosen, tmp_path / "apart")
         replies = {}
         for site, learner in fresh.items():
             received = {key: state[key] for key in learner.first_state()}
@@ -123,14 +117,14 @@ def test_a_new_process_goes_on_to_the_bit(mixed, tmp_path, overrides):
 def test_equal_backbones_give_what_they_give_without_the_setting(sections, tmp_path, overrides):
     two = sections("federation.sites=[slake, vqa-rad]", *overrides)
     same = sections("federation.sites=[slake, vqa-rad]", *overrides, "method.matched_layers=2", "backbone.sites={}")
-    *_, plain = federate(learners(two, tmp_path / "plain"))
-    *_, matched = federate(learners(same, tmp_path / "matched"))
+    *_, plain = federate(learners_of(two, tmp_path / "plain"))
+    *_, matched = federate(learners_of(same, tmp_path / "matched"))
     assert equal(plain.state, matched.state)
 
 
 def test_a_layer_that_no_site_of_a_round_has_stays_as_it_was(mixed, tmp_path):
     chosen = mixed("schedule.clients_per_round=1", "training.rounds=4")
-    made = learners(chosen, tmp_path)
+    made = learners_of(chosen, tmp_path)
     before, seen = made[DEEP].first_state(), set()
     for result in federate(made):
         (site,) = result.updates
@@ -144,7 +138,7 @@ def test_a_layer_that_no_site_of_a_round_has_stays_as_it_was(mixed, tmp_path):
 def test_a_site_aligns_the_global_layers_to_its_own(mixed, tmp_path):
     """The order of the neurons in what the shallow site receives does not matter, in the layer that it numbers 1."""
     chosen = mixed(*PIA)
-    state = next(federate(learners(chosen, tmp_path / "a"))).state
+    state = next(federate(learners_of(chosen, tmp_path / "a"))).state
     other = dict(state)
     order = torch.randperm(4, generator=torch.Generator().manual_seed(1))
     assert not torch.equal(order, torch.arange(4))
@@ -156,13 +150,13 @@ def test_a_site_aligns_the_global_layers_to_its_own(mixed, tmp_path):
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     uploads = []
     for folder, sent in (("a", state), ("b", other)):
-        learner = learners(chosen, tmp_path / folder, [SHALLOW])[SHALLOW]
+        learner = learners_of(chosen, tmp_path / folder, [SHALLOW])[SHALLOW]
         uploads.append(learner.train_round(2, {key: sent[key] for key in learner.first_state()}).state)
     assert all(torch.allclose(uploads[0][key], uploads[1][key], atol=1e-5) for key in uploads[0])
 
 
 def test_what_a_site_keeps_has_its_own_numbers(mixed, tmp_path):
-    learner = learners(mixed(), tmp_path, [SHALLOW])[SHALLOW]
+    learner = learners_of(mixed(), tmp_path, [SHALLOW])[SHALLOW]
     sent = learner.train_round(1, learner.first_state()).state
     numbers = {0: 0, 2: 1}
     assert {renumbered(key, numbers) for key in sent} == set(learner.trainable.state())
@@ -179,5 +173,5 @@ def test_what_a_site_keeps_has_its_own_numbers(mixed, tmp_path):
 )
 def test_a_site_whose_layers_cannot_be_matched_says_so_when_it_is_built(mixed, tmp_path, overrides, message, setting):
     with pytest.raises(FedpeftError, match=message) as caught:
-        learners(mixed(*overrides), tmp_path, [DEEP])
+        learners_of(mixed(*overrides), tmp_path, [DEEP])
     assert caught.value.setting.endswith(setting)

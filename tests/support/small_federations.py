@@ -21,6 +21,11 @@ LAYERS = (FEDAVG, "schedule.solver=exact", "schedule.score=lntk", "schedule.budg
 EXACT = {"rtol": 0, "atol": 0}
 
 
+def learners_of(sections, folder, sites=SITES, *, shared=None):
+    """By site its learner, whose state lies in a folder of its name."""
+    return {s: Learner.from_sections(sections, site=s, folder=folder / s, shared=shared) for s in sites}
+
+
 def learner_builder(sections, tmp_path_factory):
     """Return a function from settings, and a class of learners, to a learner of each site."""
 
