@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -314,10 +315,13 @@ def _new(arguments: argparse.Namespace) -> None:
         print(f"wrote    {path}")
     says = "; its figures compare methods and say nothing about medicine" if new.tiny else ""
     print(f"backbone {new.backbone}{new.source and ', weights '}{new.source}{says}")
-    there, elsewhere = ("", "") if out == Path() else (f" --out {out}", f" --configs {out / 'app_configs'}")
+    folder, job, place, configs = map(
+        shlex.quote, map(str, (arguments.data, new.written[-1], out, out / "app_configs"))
+    )
+    there, elsewhere = ("", "") if out == Path() else (f" --out {place}", f" --configs {configs}")
     others = ", ".join(backbone_parts(out))
-    print(f"another  fedpeft new OTHER --data {arguments.data}{there} --backbone PART ({others})")
-    print(f"next     fedpeft simulate {new.written[-1]}")
+    print(f"another  fedpeft new OTHER --data {folder}{there} --backbone PART ({others})")
+    print(f"next     fedpeft simulate {job}")
     print(f"or       fedpeft tune {name}{elsewhere}")
     print(f"or       fedpeft compare {name}{elsewhere} --methods local,fedavg,fedpia_agreement")
 

@@ -15,7 +15,7 @@ from fedpeft import cli
 from fedpeft.core import locks
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import held, is_held_by_a_parent, runs_folder
-from fedpeft.core.workspace import check_place, seed
+from fedpeft.core.workspace import check_place, chosen_state, seed
 from fedpeft.job.composing import compose, write_job
 from fedpeft.run import simulate as simulation
 from fedpeft.run.simulate import set_aside, simulate
@@ -189,7 +189,7 @@ def test_the_run_before_is_moved_aside_in_its_own_layout(tmp_path, capsys):
     assert (moved / "slake" / "simulate_job").is_dir()
     assert cli.main(["status", str(moved)]) == 0
     assert cli.main(["status", str(moved.parent)]) == 1
-    assert f"holds 1 earlier runs, the newest is {moved}" in capsys.readouterr().err
+    assert f"holds 1 earlier run, the newest is {moved}" in capsys.readouterr().err
     os.utime(finished(tmp_path / "ws") / "manifest.json", (1.8e9, 1.8e9))
     assert set_aside(tmp_path / "ws").name == f"{moved.name}-2"
     assert set_aside(tmp_path / "ws") is None
@@ -260,3 +260,15 @@ def test_the_pool_leaves_the_file_of_the_sites_beside_a_run_and_nothing_else_of_
     (left,) = [path for path in (tmp_path / "ws").rglob("*") if path.is_file()]
     assert left == tmp_path / "ws" / "server" / "simulate_job" / "app_server" / "config" / "config_fed_client.json"
     assert left.stat().st_mode & 0o200
+
+
+@pytest.mark.parametrize(("chosen", "found"), [("", None), ("/srv/state", Path("/srv/state")), ("~", Path.home())])
+def test_the_folder_of_states_is_the_one_that_is_named(monkeypatch, chosen, found):
+    monkeypatch.setenv("FEDPEFT_STATE", chosen)
+    assert chosen_state() == found
+
+
+def test_the_home_of_nobody_is_no_folder_of_states(monkeypatch):
+    monkeypatch.setenv("FEDPEFT_STATE", "~nobody-of-this-name/x")
+    with pytest.raises(FedpeftError, match="of an unknown user"):
+        chosen_state()

@@ -181,3 +181,10 @@ def test_folders_of_patients_are_not_taken_for_diagnoses(tmp_path):
     _classes(tmp_path / "sets" / "brain", names=("glioma", "meningioma"))
     _classes(tmp_path / "sets" / "chest", names=("normal", "pneumonia", "covid"))
     assert [one.site for one in sources(tmp_path / "sets")] == ["brain", "chest"]
+
+
+@pytest.mark.parametrize("known", [{"modality": "NA"}, {"anatomy": "n/a"}])
+def test_a_missing_value_is_no_answer(tmp_path, known):
+    (tmp_path / "set" / "yes").mkdir(parents=True)
+    with pytest.raises(DataError, match="which programs write where a value is missing: leave it out"):
+        sources(tmp_path / "set", **known)

@@ -392,6 +392,20 @@ def test_a_damaged_round_is_named(of_tables, tmp_path, capsys):
         assert "round-00001 cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments", [("--manifest", "FOLDER", "--out", "FOLDER/manifest.csv"), ("--image", "SCAN", "--heatmap", "SCAN")]
+)
+def test_nothing_that_is_read_is_written_over(predict, tables, tmp_path, arguments):
+    folder = shutil.copytree(tables["classes"], tmp_path / "own")
+    places = {"FOLDER": str(folder), "SCAN": str(folder / "test-2.png")}
+    for name, place in places.items():
+        arguments = [argument.replace(name, place) for argument in arguments]
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    code, _, error = predict("classes", *arguments)
+    assert (code, before) == (1, {file: file.read_bytes() for file in folder.iterdir()})
+    assert "which is read here: name another file" in error
+
+
 @pytest.mark.slow
 def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, tables, predict, tmp_path):
     pytest.importorskip("captum")

@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -302,6 +303,31 @@ def test_a_folder_is_shown_without_a_job(clinics, capsys):
     assert list(Path().iterdir()) == []
 
 
+def test_printed_commands_hold_where_a_folder_has_a_blank(clinics, tmp_path, capsys):
+    shutil.copytree(clinics, tmp_path / "my data")
+    out = tmp_path / "my project"
+    assert cli.main(["new", "own", "--data", str(tmp_path / "my data"), "--out", str(out)]) == 0
+    lines = [line.partition("fedpeft ")[2] for line in capsys.readouterr().out.splitlines() if "  fedpeft " in line]
+    assert ["simulate", str(out / "jobs" / "own")] in map(shlex.split, lines)
+    assert ["tune", "own", "--configs", str(out / "app_configs")] in map(shlex.split, lines)
+
+
+@pytest.mark.parametrize("recipes", ["", "# One line per job.\n"])
+def test_a_list_of_jobs_may_be_empty(clinics, recipes):
+    Path("app_configs").mkdir()
+    Path("app_configs/jobs.yml").write_text(recipes)
+    assert cli.main(["new", "own", "--data", str(clinics)]) == 0
+
+
+@pytest.mark.parametrize("line", ["own:", "own: tasks/own", "own: [1]"])
+def test_a_line_that_is_no_list_of_parts_is_refused_by_name(clinics, line, capsys):
+    Path("app_configs").mkdir()
+    Path("app_configs/jobs.yml").write_text(f"{line}\n")
+    assert cli.main(["jobs", "own"]) == 1
+    assert "jobs.yml: 'own' is" in (error := capsys.readouterr().err)
+    assert "it must be a list" in error
+
+
 def test_a_name_of_a_job_and_of_a_folder_is_refused(clinics, capsys, monkeypatch):
     monkeypatch.chdir(clinics.parent)
     clinics.rename("vqa_rad")
@@ -309,6 +335,8 @@ def test_a_name_of_a_job_and_of_a_folder_is_refused(clinics, capsys, monkeypatch
     assert "class folders" in capsys.readouterr().out
     assert cli.main(["data", "vqa_rad"]) == 1
     assert "'vqa_rad' is a job and a folder here: write jobs/vqa_rad or ./vqa_rad." in capsys.readouterr().err
+    assert cli.main(["data", "vqa_rad/"]) == 1  # as a shell completes it
+    assert "'vqa_rad/' is a job and a folder here: write jobs/vqa_rad or ./vqa_rad." in capsys.readouterr().err
     assert cli.main(["data", "jobs/vqa_rad"]) == 1  # the job, whose data are not there
     assert "No data folder for 'vqa_rad'" in capsys.readouterr().err
 

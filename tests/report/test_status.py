@@ -308,6 +308,14 @@ def test_follow_waits_for_a_run_that_is_about_to_begin(tmp_path):
     assert console.file.getvalue().split("\n") == [f"waiting for a run in {tmp_path / 'ws'}; Ctrl-C ends this", ""]
 
 
+def test_follow_does_not_wait_where_no_run_will_ever_be(tmp_path):
+    (tmp_path / "history.json").touch()
+    (tmp_path / "runs" / "20260101-120000-small" / "server" / "simulate_job" / "fedpeft").mkdir(parents=True)
+    for place, sentence in ((tmp_path / "history.json", "is not a folder"), (tmp_path / "runs", "holds 1 earlier run")):
+        with pytest.raises(FedpeftError, match=sentence):
+            wait_for_run(place, pause=lambda: pytest.fail("it waits"))
+
+
 def test_the_earlier_runs_of_a_workspace_are_named(tmp_path):
     for name in ("20260101-120000-small", "20260102-120000-small"):
         (tmp_path / name / "server" / "simulate_job" / "fedpeft").mkdir(parents=True)

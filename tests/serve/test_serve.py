@@ -101,7 +101,7 @@ def test_a_folder_that_may_not_be_read_hides_no_run(workspace, monkeypatch, caps
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "lost+found")
     assert {run.name for run in find_runs(workspace.parent).values()} == {"ws"}
     assert main(["status", str(workspace.parent)]) == 1
-    assert "holds 1 earlier runs" in capsys.readouterr().err
+    assert "holds 1 earlier run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -378,3 +378,8 @@ def test_a_run_that_is_being_drawn_keeps_nobody_from_the_list(server, workspace,
     finally:
         go_on.set()
         asked.join()
+
+
+def test_a_host_that_no_machine_can_have_is_refused_in_one_sentence(tmp_path):
+    with pytest.raises(FedpeftError, match="no name of a machine"):
+        Server(WorkspacePages(tmp_path), host="192.168..5", port=0)

@@ -13,6 +13,7 @@ method of `app_configs/` it is.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os.path import normpath
@@ -215,7 +216,7 @@ def _resolve_sources(backbone: BackboneSettings) -> dict[str, Any]:
         if named == default:
             settings[source] = None
         elif named:
-            folder = Path(named).expanduser()
+            folder = Path(os.path.expanduser(named))
             settings[source] = str(folder.resolve()) if folder.is_dir() else normpath(named)
     return settings
 

@@ -7,6 +7,7 @@ A start-up kit belongs to one participant; `nvflare provision` or `nvflare poc p
 from __future__ import annotations
 
 import copy
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -145,6 +146,16 @@ def _add_components(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise FedpeftError(f"{file} is not a JSON object ({error}): correct or remove it.") from error
     return {**required, **present, KEY: [*listed, *(name for name in COMPONENTS if name not in listed)]}
+
+
+def chosen_state() -> Path | None:
+    """Return the folder that FEDPEFT_STATE names; None: it names none."""
+    if not (chosen := os.environ.get(STATE_VARIABLE)):
+        return None
+    folder = Path(os.path.expanduser(chosen))
+    if folder.parts[0].startswith("~"):
+        raise FedpeftError(f"{STATE_VARIABLE} is {chosen!r:.80}, of an unknown user: name the whole path of a folder.")
+    return folder
 
 
 @dataclass(frozen=True, kw_only=True)

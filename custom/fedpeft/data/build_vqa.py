@@ -71,6 +71,9 @@ class Source(NamedTuple):
 
 def sources(path: Path, *, modality: str = "", anatomy: str = "", classes_are: str = "disease") -> list[Source]:
     """Return the sets at a path."""
+    for name, value in (("modality", modality), ("anatomy", anatomy)):
+        if value and is_missing(value):
+            raise DataError(f"--{name} is {value!r}, which programs write where a value is missing: leave it out.")
     if path.suffix == ".npz" and path.is_file():
         return [_medmnist(path)]
     if not path.is_dir():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
 import platform
 import shutil
 import socket
@@ -33,7 +32,7 @@ import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_BYTES, check_regular, read_text
 from fedpeft.core.processes import TEMPORARY, no_sockets, socket_folder
-from fedpeft.core.workspace import ADMIN, SERVER, STATE_VARIABLE, Kit, components_of
+from fedpeft.core.workspace import ADMIN, SERVER, Kit, chosen_state, components_of
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 
 DISTRIBUTION, TENSORBOARD = "flare-fedpeft", "tensorboard"
@@ -155,9 +154,9 @@ def check_disk(context: Context) -> Iterator[Finding]:
     Where FEDPEFT_STATE is set, what outlives a job is in that folder.
     """
     if context.kit is None or context.kit.role != ADMIN:
-        kept = os.environ.get(STATE_VARIABLE)
+        kept = chosen_state()
         if kept:
-            yield writable(Path(kept).expanduser(), _state(context))
+            yield writable(kept, _state(context))
         folder = context.kit.folder if context.kit else context.workspace
         yield writable(folder, SPARE + (0 if kept else _state(context)))
     if context.kit and context.kit.role == SERVER:

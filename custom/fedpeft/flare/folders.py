@@ -8,7 +8,6 @@ workspace before it loads a job, so a second run there can only be ended before 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from nvflare.apis.fl_constant import FLContextKey
@@ -17,7 +16,7 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fedpeft.core.locks import is_held_by_a_parent, take
-from fedpeft.core.workspace import STATE_VARIABLE
+from fedpeft.core.workspace import chosen_state
 
 NAME = "fedpeft"
 
@@ -32,8 +31,8 @@ def run_folder(fl_ctx: FLContext) -> Path:
 
 def lineages_folder(fl_ctx: FLContext) -> Path:
     """Return the parent folder of all lineages: `<workspace>/fedpeft`, or `$FEDPEFT_STATE/<participant>`."""
-    if chosen := os.environ.get(STATE_VARIABLE):
-        return Path(chosen).expanduser() / fl_ctx.get_identity_name()
+    if chosen := chosen_state():
+        return chosen / fl_ctx.get_identity_name()
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / NAME
 
 

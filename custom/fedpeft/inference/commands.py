@@ -71,6 +71,7 @@ def _predict(arguments: argparse.Namespace) -> None:
         wanted = read_table(arguments.manifest, kept)
     else:
         wanted = read_split(arguments.split, kept)
+    _check_not_read(arguments, wanted)
     check_grays(wanted, kept.record)
     if arguments.heatmap and len(wanted.examples) > 1:
         raise FedpeftError(f"--heatmap draws one image, and there are {len(wanted.examples)}: name one with --image.")
@@ -130,6 +131,20 @@ def _check_predict(arguments: argparse.Namespace) -> None:
         from fedpeft.inference.heatmap import check_file
 
         check_file(arguments.heatmap)
+
+
+def _check_not_read(arguments: argparse.Namespace, wanted: Wanted) -> None:
+    """Refuse to write over an image or the table that the answers are for."""
+    from fedpeft.data import manifest
+    from fedpeft.data.images import file_of
+
+    table = arguments.manifest
+    read = {file_of(example.image) for example in wanted.examples} | {table}
+    read |= {table / name for name in manifest.FILES} if table else set()
+    known = {file.resolve() for file in read if file}
+    for option, file in (("--out", arguments.out), ("--heatmap", arguments.heatmap)):
+        if file and file.resolve() in known:
+            raise FedpeftError(f"{option} is {str(file)!r}, which is read here: name another file.")
 
 
 def _print_answers(

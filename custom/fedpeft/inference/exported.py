@@ -172,6 +172,8 @@ def _with_sections(record: ModelRecord, backbone: Mapping[str, Any], **sections:
 
 def check_place(out: Path, *, force: bool) -> None:
     """Refuse a folder that an export must not be written to; with `force` an earlier export may be replaced."""
+    if out.resolve() == Path.cwd():
+        raise FedpeftError(f"{str(out)!r} is the current folder, which would be replaced: name a new folder.")
     out = out.resolve()
     check_own_place(out, holds="an export holds the site's head and answers")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):

@@ -97,9 +97,8 @@ def draw(file: Path, found: Evidence, prediction: Prediction, answer: str, *, ca
         axes.set_axis_off()
     probability = next(scored.probability for scored in prediction.answers if scored.text == answer)
     question = prediction.example.question
-    figure.suptitle(
-        f"{question + '  ' if question else ''}{prediction.spelled(answer)} ({probability:.2f})", fontsize=12, wrap=True
-    )
+    title = f"{question + '  ' if question else ''}{prediction.spelled(answer)} ({probability:.2f})"
+    figure.suptitle(title, fontsize=12, wrap=True, parse_math=False)
     lines = [
         f"Integrated gradients of the log-probability, {STEPS} steps from a black image to this one: together "
         f"{found.gained:+.2f}, with an error of {abs(found.error):.2f}.",

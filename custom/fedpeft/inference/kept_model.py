@@ -10,7 +10,6 @@ fedpeft export        the exported folder
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedpeft.answering.training_settings import BEST, LAST
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import MAX_DIGITS, number_of, read_json, rounds_in
 from fedpeft.core.locks import kept_folders
-from fedpeft.core.workspace import HISTORY, MANIFEST, STATE_VARIABLE
+from fedpeft.core.workspace import HISTORY, MANIFEST, STATE_VARIABLE, chosen_state
 from fedpeft.inference import exported
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.report.history import History
@@ -145,7 +144,7 @@ def _simulated_lineage(workspace: Path, site: str | None) -> Path:
 
 
 def _chosen_places(site: str) -> list[Path]:
-    return [Path(chosen).expanduser() / site] if (chosen := os.environ.get(STATE_VARIABLE)) else []
+    return [chosen / site] if (chosen := chosen_state()) else []
 
 
 def _at_chosen_place(named: Path, site: str | None) -> Path | None:

@@ -119,7 +119,9 @@ def merge(
 
 
 def check_new(out: Path) -> None:
-    """Refuse a folder that holds something."""
+    """Refuse a folder that holds something, and the current one, which cannot be replaced."""
+    if out.resolve() == Path.cwd():
+        raise FedpeftError(f"{str(out)!r} is the current folder, which would be replaced: name a new folder.")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise FedpeftError(f"{out} is there already, and nothing is replaced: name a new folder.")
 

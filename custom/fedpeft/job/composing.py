@@ -69,7 +69,14 @@ def default_configs() -> Path:
 
 def recipes(configs: Path) -> dict[str, list[str]]:
     """Return job name -> parts that it is composed of, from `app_configs/jobs.yml`."""
-    return read_yaml(configs / RECIPES)
+    file = configs / RECIPES
+    found = read_yaml(file, may_be_empty=True)
+    for job, parts in found.items():
+        if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+            raise FedpeftError(
+                f"{file}: {job!r:.80} is {parts!r:.80}, it must be a list of parts: write [tasks/own, ...]."
+            )
+    return found
 
 
 def known_jobs(configs: Path) -> dict[str, list[str]]:
@@ -416,8 +423,8 @@ def part_of(configs: Path, part: str) -> Mapping[str, Any]:
     return TASKS.get(task) if task != part and task in TASKS.names() and not file.exists() else read_yaml(file)
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds."""
+def read_yaml(file: Path, *, may_be_empty: bool = False) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds, an empty one for a file without any if it may be so."""
     try:
         content = parse(read_text(file))
     except FileNotFoundError as error:
@@ -428,6 +435,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
         raise FedpeftError(f"{file} cannot be read ({error.strerror}): check its permissions.") from error
     except ValueError as error:
         raise FedpeftError(f"{file} cannot be used ({error}): correct it.") from error
+    if content is None and may_be_empty:
+        return {}
     if not isinstance(content, dict):
         raise FedpeftError(f"{file} must hold sections, it holds {type(content).__name__}.")
     return content

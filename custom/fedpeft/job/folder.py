@@ -180,8 +180,8 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     configs = configs or default_configs()
     name, known = name_of(what), known_jobs(configs)
     if name in known and not what.startswith(("./", "../", "/")):
-        if name == what and folder.is_dir():
-            raise FedpeftError(f"{what!r} is a job and a folder here: write jobs/{what} or ./{what}.")
+        if name == folder.as_posix() and folder.is_dir():
+            raise FedpeftError(f"{what!r} is a job and a folder here: write jobs/{name} or ./{name}.")
         return configs, name
     if folder.is_dir():
         return configs, ""

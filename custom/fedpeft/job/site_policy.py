@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -249,7 +250,7 @@ class SitePolicy:
 
     def __post_init__(self) -> None:
         for name, root in self.roots.items():
-            if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
+            if not isinstance(root, str) or not os.path.isabs(os.path.expanduser(root)):
                 raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
         check_columns(self.columns)
         window_of(self.window)

@@ -6,7 +6,9 @@ Settings go into the job's folder, and into its task if no other job has that.
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -216,7 +218,9 @@ def find_job(job: Path, configs: Path | None = None) -> FoundJob:
         same = bool(parts) and compose_sections(parts) == sections
         return FoundJob(name=name, sections=sections, folder=job, configs=own, parts=parts if same else ())
     configs, name = configs or default_configs(), name_of(job)
-    root, parts = Path() if configs == PACKAGED else configs.parent, _read_parts(configs, name)
+    whole = configs if configs.name not in ("", "..") else Path(os.path.abspath(configs))  # "." has no parent
+    root = Path() if configs == PACKAGED else whole.parent
+    parts = _read_parts(configs, name)
     return FoundJob(
         name=name, sections=compose_sections(parts), folder=root / "jobs" / name, configs=configs, parts=parts
     )
@@ -242,7 +246,7 @@ def write_settings(job: FoundJob, chosen: Sequence[str]) -> list[str]:
     said = [f"wrote    {job.folder}: {values}"]
     if task and text:
         return [f"wrote    {task}: {values}", *said]
-    again = " ".join(f"--set {setting}" for setting in chosen)
+    again = " ".join(f"--set {shlex.quote(setting)}" for setting in chosen)
     kept = f"{task} is as it was" if task else "no file of app_configs is only of this job"
     return [*said, f"{kept}: `fedpeft jobs {job.name} {again}` writes this folder again."]
 

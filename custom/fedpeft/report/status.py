@@ -256,7 +256,7 @@ def run_folder(named: Path) -> Path:
     A simulator workspace may have no run yet.
     """
     if not named.is_dir():
-        raise FedpeftError(
+        raise (FedpeftError if named.exists() else _NoRunError)(
             f"{named} is not a folder: name a run's folder or a workspace, or for a job in a consortium its id "
             f"and --startup-kit."
         )
@@ -268,8 +268,13 @@ def run_folder(named: Path) -> Path:
     if earlier := [
         path for path in sorted(named.iterdir()) if os.access(path, os.X_OK) and (path / SIMULATED).is_dir()
     ]:
-        raise FedpeftError(f"{named} holds {len(earlier)} earlier runs, the newest is {earlier[-1]}: name one of them.")
-    raise FedpeftError(f"{named} holds no run, neither {HISTORY} nor {MANIFEST}: name a run's folder or workspace.")
+        runs = counted(len(earlier), "earlier run")
+        raise FedpeftError(f"{named} holds {runs}, the newest is {earlier[-1]}: name one of them.")
+    raise _NoRunError(f"{named} holds no run, neither {HISTORY} nor {MANIFEST}: name a run's folder or workspace.")
+
+
+class _NoRunError(FedpeftError):
+    """There is no run at a place so far."""
 
 
 def wait_for_run(
@@ -280,7 +285,7 @@ def wait_for_run(
     while True:
         try:
             return run_folder(named)
-        except FedpeftError:
+        except _NoRunError:
             if not waiting:
                 (console or Console()).print(
                     f"waiting for a run in {named}; Ctrl-C ends this", markup=False, soft_wrap=True

@@ -8,7 +8,6 @@ writes last. It also deletes a workspace when the next run starts, so earlier ru
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import signal
@@ -34,6 +33,7 @@ from fedpeft.core.workspace import (
     PROBLEM,
     STATE_VARIABLE,
     check_place,
+    chosen_state,
     listed_classes,
     seed,
 )
@@ -242,7 +242,7 @@ def _controller_arguments(file: Path) -> Mapping[str, Any]:
 
 def _kept_state_folder(workspace: Path) -> Path:
     """Return the folder for state that outlives a run; FLARE deletes the workspace."""
-    return Path(os.environ.get(STATE_VARIABLE) or kept_folder(workspace)).expanduser().resolve()
+    return (chosen_state() or kept_folder(workspace)).resolve()
 
 
 def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, lock: int) -> int:

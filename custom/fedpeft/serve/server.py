@@ -61,6 +61,10 @@ class Server(ThreadingHTTPServer):
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self.address_family = family
             super().__init__((str(address[0]), port), Handler)
+        except UnicodeError as error:  # of the host's name
+            raise FedpeftError(
+                f"--host is {host!r:.80}, which is no name of a machine: name an address of it."
+            ) from error
         except OSError as error:
             raise FedpeftError(_why(error, host, port)) from error
         self.local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
