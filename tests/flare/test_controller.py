@@ -2,6 +2,7 @@
 """The server's rounds against sites that are functions, without FLARE's network."""
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -24,9 +25,11 @@ from harness import (
 )
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.wf_comm_server import WFCommServer
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
 from fedpeft.flare import controller as module
 from fedpeft.flare.controller import FederationController
@@ -34,7 +37,7 @@ from fedpeft.flare.messages import to_model
 from fedpeft.job.settings import ServerJob
 from fedpeft.protocol.fields import MIN_TENSOR
 from fedpeft.protocol.reply_contract import check_train_reply
-from fedpeft.protocol.types import Introduction, TrainOrder
+from fedpeft.protocol.types import SCORE, TRAIN, Introduction, TrainOrder
 from fedpeft.server.handshake import SLACK
 
 
@@ -401,3 +404,25 @@ def test_a_site_that_asks_again_while_another_works_gets_its_task_and_every_task
     flare.process_submission(asking, "train", once, Shareable(), context)
     flare.check_tasks()
     assert [task.is_standing for task in tasks] == [site is not asking for site in sites]
+
+
+def test_tensors_of_an_order_that_nobody_fetches_are_not_kept_for_the_whole_round():
+    """FLARE keeps them for the task's timeout, up to a day, where the order has this header."""
+    order = Shareable()
+    order.set_header(ReservedHeaderKey.MSG_ROOT_TTL, 86400.0)
+    context = FLContext()
+    context.set_prop(FLContextKey.TASK_DATA, order, private=True, sticky=False)
+    Harness().handle_event(EventType.AFTER_TASK_DATA_FILTER, context)
+    assert not order.get_header(ReservedHeaderKey.MSG_ROOT_TTL)
+
+
+@pytest.mark.parametrize("task", [TRAIN, SCORE])
+def test_orders_of_large_adapters_share_their_tensors(monkeypatch, task):
+    """Else FLARE copies the global adapter for each site."""
+    made, large = Harness(), []
+    monkeypatch.setattr(made, "_is_large", lambda replies: True)
+    monkeypatch.setattr(made, "_replies", None, raising=False)
+    monkeypatch.setattr(module.messages, "offloaded", lambda *_: nullcontext())
+    monkeypatch.setattr(made, "_collect", lambda *_, **__: large.append(made._large) or ({}, {}))
+    made.collect(task, {}, None, round=1, needed=0)
+    assert large == [True]

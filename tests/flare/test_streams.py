@@ -10,6 +10,7 @@ import pytest
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.stats_pool import CounterPool, HistPool
+from nvflare.fuel.f3.streaming import stream_utils
 from nvflare.fuel.f3.streaming.blob_streamer import BlobStream
 from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer, TxTask
@@ -246,3 +247,12 @@ def test_counts_have_few_and_short_names():
         assert len(known) == MAX_CATEGORIES + 1
         assert max(map(len, known)) <= 200
     assert counts.cat_counters[OTHERS]["received"] == 100
+
+
+def test_no_participant_can_take_all_threads_of_any_pool_of_flare(monkeypatch):
+    pools = {one for one in vars(stream_utils).values() if isinstance(one, CheckedExecutor)}
+    assert pools == set(connections.POOLS), "FLARE has another pool than before"
+    for pool in pools:
+        monkeypatch.setattr(pool, "_max_workers", 64)
+    connections.limit_streams()
+    assert all(pool._max_workers >= 4 * max(message_limits.MAX_FETCHES, connections.MAX_OPEN) for pool in pools)

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.shareable import ReservedHeaderKey
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
@@ -105,11 +107,17 @@ class FederationController(ModelController):
         self._tasks: dict[str, Task] = {}  # by site, of the request that is running
         self._reply_bytes = 0  # of the largest announced adapter
         self._untrimmed = 0  # bytes stored since memory was last given back
-        self._large = False  # whether the replies of this task go to the disk
+        self._large = False  # whether the adapters of this task are large together
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Report the job's progress on request, and note which sites leave or return."""
+        """Report the job's progress on request, and note which sites leave or return.
+
+        FLARE would keep the tensors of an order that a site does not fetch for the round's timeout, up to a day.
+        Without that header it keeps them for `flare.tensor_min_download_timeout` after the last fetch.
+        """
         super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.AFTER_TASK_DATA_FILTER:
+            fl_ctx.get_prop(FLContextKey.TASK_DATA).set_header(ReservedHeaderKey.MSG_ROOT_TTL, None)
         report_progress(event_type, fl_ctx)
         self._away_sites.handle_event(event_type, fl_ctx)
 
@@ -239,8 +247,9 @@ class FederationController(ModelController):
 
         Sites that are away are not waited for; where that leaves too few, they have the grace period to return.
         """
-        self._large = task == TRAIN and self._is_large(len(orders))
-        with messages.offloaded(self.fl_ctx, self._replies) if self._large else nullcontext():
+        self._large = self._is_large(len(orders))
+        to_disk = task == TRAIN and self._large
+        with messages.offloaded(self.fl_ctx, self._replies) if to_disk else nullcontext():
             return self._collect(task, orders, read, round=round, needed=needed)
 
     def _collect(

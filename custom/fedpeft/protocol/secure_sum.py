@@ -65,7 +65,7 @@ def encode(state: State, weight: int, sites: int) -> Numbers:
         scaled = np.rint(tensor.detach().to("cpu", torch.float64).numpy() * 2.0**FRACTION_BITS)
         if not (np.abs(scaled) <= max_number).all():  # NaN compares false
             raise _too_large(key, weight, sites)
-        numbers[key] = (scaled.astype(np.int64) * np.int64(weight)).view(np.uint64)
+        numbers[key] = np.asarray((scaled.astype(np.int64) * np.int64(weight)).view(np.uint64))  # no scalar
     return numbers
 
 
@@ -119,7 +119,7 @@ def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, t
 
 def to_wire(numbers: np.ndarray) -> torch.Tensor:
     """View a uint64 array as an int64 tensor with the same bits, which every version of torch can send."""
-    return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int64))
+    return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int64).reshape(np.shape(numbers)))
 
 
 def from_wire(tensor: torch.Tensor) -> np.ndarray:
@@ -175,7 +175,7 @@ def masked(
     `secret` is the site's private key for this upload only, `keys` has the public key of every site of the sum,
     `context` is the result of `context_of`.
     """
-    totals = {key: numbers[key].copy() for key in sorted(numbers)}
+    totals = {key: np.array(numbers[key]) for key in sorted(numbers)}
     for peer in sorted(keys.keys() - {site}):
         stream = _stream(secret, site, peer, keys[peer], context)
         for total in totals.values():

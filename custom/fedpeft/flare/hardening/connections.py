@@ -55,7 +55,11 @@ from nvflare.fuel.f3.streaming.byte_receiver import RxTask
 from nvflare.fuel.f3.streaming.byte_streamer import TxTask
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import StreamError
-from nvflare.fuel.f3.streaming.stream_utils import callback_thread_pool, stream_thread_pool
+from nvflare.fuel.f3.streaming.stream_utils import (
+    callback_thread_pool,
+    download_request_thread_pool,
+    stream_thread_pool,
+)
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 
 from fedpeft.flare.hardening import replace_function
@@ -166,7 +170,7 @@ def limit_streams() -> None:
     replace_function(RxTask, "stop", _stop_and_free_chunks)
     replace_function(HistPool, "record_value", _record_under_bounded_category)
     replace_function(CounterPool, "increment", _count_under_bounded_category)
-    for pool in (stream_thread_pool, callback_thread_pool):  # they start threads as they need them
+    for pool in POOLS:  # they start threads as they need them
         pool._max_workers = MAX_THREADS
 
 
@@ -245,7 +249,8 @@ def _remove(task: RxTask, who: str) -> None:
     task._remove_task()
 
 
-MAX_THREADS = 1024  # that read streams, and that take their messages
+MAX_THREADS = 1024  # that read streams, that take their messages, and that fetch tensors, of each kind
+POOLS = (stream_thread_pool, callback_thread_pool, download_request_thread_pool)
 MAX_OPEN = 256  # streams of one participant that have not ended
 MAX_OPEN_OF_ONE = 32  # the same for one of its processes, or one site behind a relay
 MAX_UNREAD = 256 * MB  # in all open streams of one participant
