@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
 import torch
 
+import fedpeft
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.states import copied
-from fedpeft.job.settings import CommonSettings, check_attackers, check_drawn, check_scores
+from fedpeft.core.states import copied, dtype_of
+from fedpeft.job.settings import CommonSettings, check_attackers, check_drawn, check_layers, check_scores
 from fedpeft.protocol.secure_sum import encode_unmasked
-from fedpeft.protocol.types import SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.protocol.types import METRICS, SCORE, Introduction, Order, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.server import first_adapter
 from fedpeft.server.aggregation import Aggregator, State
+from fedpeft.server.handshake import agree
 from fedpeft.server.planner import Assignment, FiguresBySite, best_before_end
 from fedpeft.server.rounds import Read, Rounds
 from fedpeft.site import site_state
@@ -64,7 +65,10 @@ def federate(
     check_drawn(*job, learners)  # in a notebook there is no job that was checked before
     check_attackers(job.method, job.schedule, learners)
     job.method.check_first_values(scheduled=job.schedule.active)
+    check_layers(job.method, job.schedule)
     check_scores(job.method, job.schedule)
+    if job.method.secure_sum and (job.schedule.active or job.schedule.clients_per_round or job.schedule.joins):
+        raise FedpeftError("method.secure_sum adds up what all sites send in every round: schedule no layers or sites.")
     for learner in learners.values():
         site_state.clear(learner.folder)
     sites = _LocalSites(learners, salts, tolerant=tolerant)
@@ -109,20 +113,29 @@ def _introductions(learners: Mapping[str, Learner]) -> dict[str, Introduction]:
     if first_adapter.is_needed(first.method, first.schedule):
         announced = {site: (schemas[site], learner.start_digest()) for site, learner in learners.items()}
         sender = first_adapter.choose_sender(announced, first.method, joins=first.schedule.joins).site
-    return {
+    introductions = {
         site: Introduction(
-            version="",
+            version=fedpeft.__version__,
             schema=schemas[site],
             samples=learner.announced,
             budget=learner.layer_budget(),
+            width=learner.backbone.hidden_size,
+            family=learner.backbone.family,
+            slots=learner.trainable.slots(),
+            dtype=dtype_of(starts[site]),
             state=starts[site] if site == sender else {},
         )
         for site, learner in learners.items()
     }
+    unmasked = replace(first.method, secure_sum=False)  # nobody offers a key in one process
+    _, problems = agree(introductions, version=fedpeft.__version__, method=unmasked)
+    if problems:
+        raise FedpeftError("; ".join(problems.values()))
+    return introductions
 
 
 class _LocalSites:
-    """Learners in this process, whose replies are not checked."""
+    """Learners in this process."""
 
     def __init__(self, learners: Mapping[str, Learner], salts: Salts | None, *, tolerant: bool) -> None:
         self._learners, self._salts, self._tolerant = learners, salts, tolerant
@@ -132,13 +145,16 @@ class _LocalSites:
     def collect(
         self, task: str, orders: Mapping[str, Order], read: Read, *, round: int, needed: int
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Carry out the orders, one site after the other."""
-        carry_out = self._score if task == SCORE else partial(self._train, together=len(orders))
+        """Carry out the orders, one site after the other, and check the replies as a server does."""
+        carry_out = self._score if task == SCORE else self._train
         self.updates = {} if task != SCORE else self.updates
         replies, problems = {}, {}
         for site, order in orders.items():
             try:
-                replies[site] = carry_out(site, order)
+                reply = carry_out(site, order)
+                summed = self._learners[site].method.secure_sum and task != SCORE
+                # nobody offers a key here, which a server asks for with a masked adapter
+                replies[site] = self._encoded(site, reply, together=len(orders)) if summed else read(reply, site)
             except FedpeftError as error:
                 if not self._tolerant:
                     raise
@@ -157,22 +173,23 @@ class _LocalSites:
         scores = self._learners[site].score_layers(order.round, self._received(site, order))
         return ScoreReply(round=order.round, scores=scores, seconds=0.0, problem="")
 
-    def _train(self, site: str, order: Any, *, together: int) -> TrainReply:
+    def _encoded(self, site: str, reply: TrainReply, *, together: int) -> TrainReply:
+        method = self._learners[site].method
+        return replace(reply, state=encode_unmasked(reply.state, reply.samples, method, sites=together))
+
+    def _train(self, site: str, order: Any) -> TrainReply:
         learner, received = self._learners[site], self._received(site, order)
         torch.set_num_threads(learner.training.threads)
         learner.salt = self._salts(site, order.round, received) if self._salts else ""
         update = learner.train_round(order.round, received, order.layers, part=order.part)
         self.updates[site] = update
         scores = learner.score_trained(order.round) if order.scored else []
-        sent = update.state
-        if learner.method.secure_sum:
-            sent = encode_unmasked(sent, update.samples, learner.method, sites=together)
         return TrainReply(
             round=order.round,
             samples=update.samples,
-            metrics=update.metrics,
+            metrics={name: update.metrics.get(name) for name in METRICS},
             scores=scores,
             seconds=0.0,
             problem="",
-            state=sent,
+            state=update.state,
         )

@@ -573,6 +573,11 @@ def test_what_a_comparison_decides_itself_is_no_setting(setting, reason):
         plan(CONFIGS, "fedpia_task1", [Variant(name="x", method="local", settings=(setting,))], (0, 1), [])
 
 
+def test_sums_at_relays_are_no_setting_where_there_are_none():
+    with pytest.raises(FedpeftError, match="there are no relays here"):
+        plan(CONFIGS, "fedpia_task1", variants(["fedavg"]), (0,), ["federation.sums_at_relays=true"])
+
+
 @pytest.mark.parametrize(
     ("row", "more", "recipe"),
     [

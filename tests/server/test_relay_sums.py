@@ -2,7 +2,7 @@
 """Sums that relays make in parts: the same as the mean of all, whoever stands where, and what is refused."""
 
 import itertools
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import pytest
@@ -452,6 +452,16 @@ def test_a_round_without_enough_sites_is_not_begun(sections):
 )
 def test_what_is_a_mean_can_be_added_up(sections, settings):
     assert ServerJob.from_sections(sections(*settings, "federation.sums_at_relays=true")).method.sums
+
+
+@pytest.mark.parametrize("caps", [True, False])
+def test_a_site_that_takes_its_part_off_the_mean_must_know_that_part(sections, caps):
+    """At relays samples are capped over the sites of the round, and the server tells those that answered their part."""
+    settings = ["method.pia.aligned_at=site", "method.pia.share=agreement", "method.robust.update_factor=0"]
+    job = sections(*settings, *["method.robust.max_share=1"][caps:], "federation.sums_at_relays=true")
+    expected = pytest.raises(FedpeftError, match=r"set method\.robust\.max_share to 1") if caps else nullcontext()
+    with expected:
+        assert ServerJob.from_sections(job).method.sums
 
 
 def test_an_upload_of_another_round_does_not_cost_a_site_this_one():

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_federations import learners_of
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
@@ -50,3 +52,47 @@ def test_learners_of_unlike_jobs_are_refused(sections, section, changed):
 def test_no_learners_are_refused():
     with pytest.raises(FedpeftError, match="there are no learners"):
         next(federate({}))
+
+
+@pytest.mark.slow
+def test_sites_whose_adapters_are_of_other_kinds_are_not_averaged(sections, tmp_path):
+    """Theirs have the same keys and shapes; a server would compare families, too."""
+    job = sections("method.aggregation=fedavg", "backbone.sites={vqa-rad: {name: tiny-vit}}")
+    with pytest.raises(FedpeftError, match="vqa-rad"):
+        next(federate(learners_of(job, tmp_path)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tolerant", [True, False])
+def test_a_reply_that_a_server_refuses_is_in_no_mean(sections, tmp_path, monkeypatch, tolerant):
+    made = learners_of(sections("method.aggregation=fedavg", "training.rounds=1"), tmp_path)
+    true = made["slake"].train_round
+
+    def spoilt(*order, **more):
+        update = true(*order, **more)
+        return replace(update, state={key: torch.full_like(t, float("nan")) for key, t in update.state.items()})
+
+    monkeypatch.setattr(made["slake"], "train_round", spoilt)
+    if not tolerant:
+        with pytest.raises(FedpeftError, match="site slake sent NaN"):
+            next(federate(made))
+        return
+    (result,) = federate(made, tolerant=True)
+    assert "sent NaN" in result.refused["slake"]
+    assert all(bool(t.isfinite().all()) for t in result.state.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (("method.initialization=own",), "lets every site start from its own adapter"),
+        (("method.secure_sum=true",), "schedule no layers or sites"),
+    ],
+)
+def test_what_a_job_refuses_is_refused_in_a_notebook(sections, tmp_path, settings, reason):
+    made = learners_of(sections("method.aggregation=fedavg", *settings), tmp_path)
+    for learner in made.values():
+        learner.schedule = ScheduleSettings(solver="own", budget=1)
+    with pytest.raises(FedpeftError, match=reason):
+        next(federate(made))

@@ -324,6 +324,8 @@ def check_runs_here(sections: Mapping[str, Any]) -> None:
     """Refuse what only a run in FLARE does: to send figures to a tracker, and to go on from an earlier round."""
     if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
         raise FedpeftError(f"{SETTING} is {tracker!r}, and here no server of FLARE sends figures: set it to {NONE!r}.")
+    if sections["federation"].get("sums_at_relays"):
+        raise FedpeftError("federation.sums_at_relays is true, and there are no relays here: set it to false.")
     if resumed := sections["federation"].get("resume_from"):
         raise FedpeftError(
             f"federation.resume_from is {resumed!r:.80}, and here runs begin anew: add "

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import unwritable
 
 State = dict[str, Tensor]
@@ -27,6 +28,14 @@ State = dict[str, Tensor]
 def computable(tensor: Tensor) -> Tensor:
     """Return the tensor without its gradient, in float32 or wider."""
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def dtype_of(state: Mapping[str, Tensor]) -> str:
+    """Return the dtype of the tensors that a site exchanges, as torch names it; float32 if it exchanges nothing."""
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in state.values()} or {"float32"}
+    if len(dtypes) > 1:
+        raise FedpeftError(f"the trained tensors are of {', '.join(sorted(dtypes))}: load the backbone in one dtype.")
+    return dtypes.pop()
 
 
 def common_dtype(tensors: Iterable[Tensor]) -> torch.dtype | None:

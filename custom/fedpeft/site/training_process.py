@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.answering import ANSWERING
 from fedpeft.backbones import is_tiny
-from fedpeft.core.errors import FedpeftError
 from fedpeft.core.registry import only_plugins
 from fedpeft.core.settings import build
+from fedpeft.core.states import dtype_of
 from fedpeft.core.text import CleanedStream, StepLines, one_line
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import cut_texts, remarks, unread_questions
@@ -202,7 +202,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int, own:
         "width": learner.backbone.hidden_size,
         "family": learner.backbone.family,
         "slots": learner.trainable.slots(),
-        "dtype": _dtype(sent),
+        "dtype": dtype_of(sent),
         "budget": learner.layer_budget(),
         "finished": learner.finished(own),
         "baseline": learner.constant,
@@ -228,14 +228,6 @@ def _print_remarks(learner: Learner) -> None:
     for text in filter(None, [*remarks(learner.data), *unread, *cut, reached]):
         CleanedStream(sys.stdout).write(f"{one_line(text)}\n")  # the name of a file may be unprintable
     sys.stdout.flush()
-
-
-def _dtype(tensors: State) -> str:
-    """Return the dtype of the exchanged tensors; float32 if nothing is exchanged."""
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()} or {"float32"}
-    if len(dtypes) > 1:
-        raise FedpeftError(f"the trained tensors are of {', '.join(sorted(dtypes))}: load the backbone in one dtype.")
-    return dtypes.pop()
 
 
 def _score(learner: Learner, state: State, *, round: int) -> Answer:
