@@ -571,6 +571,8 @@ def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_s
     assert came[-1] == f"next     the loss from {folders[0].name} to {folders[1].name}"
     assert printed.index(came[-1]) < printed.index(checked.table.title)
     assert f"{checked.barriers()['merged on the way']:.3f} merged on the way" in printed
+    for said in (printed, html):
+        assert "say nothing about medicine" in said  # the backbone is tiny
     assert "with each folder's own head" in html.replace("&#x27;", "'")
     assert "<svg" not in html
     assert "data:image/svg+xml" in html
