@@ -305,6 +305,12 @@ def test_sites_that_would_have_the_same_samples_fail(make_job, monkeypatch, tmp_
     assert "would both have all samples of" in text(data.check_data(context))
 
 
+def test_questions_that_the_backbone_does_not_read_are_a_warning(make_job):
+    job = make_job("backbone.name=tiny-vit")
+    shown = text(data.check_data(open_context(job, site="slake")))
+    assert re.search(r"warn: site slake: The data ask \d+ different questions and backbone 'tiny-vit'", shown)
+
+
 def test_training_rows_that_a_federated_head_does_not_know_are_a_warning_and_not_shown(make_job):
     job = make_job("method.head=federated", "data.answers=['yes', 'no']")
     shown = text(data.check_data(open_context(job, site="slake")))
