@@ -32,6 +32,15 @@ def test_report_takes_a_workspace_a_run_or_its_history(named, tmp_path):
     assert (run / "report" / "report.html").is_file()
 
 
+@pytest.mark.slow
+def test_report_says_of_a_failed_run_that_it_has_failed(tmp_path, capsys):
+    (tmp_path / "history.json").write_text(json.dumps(HISTORY))
+    (tmp_path / "manifest.json").write_text(json.dumps({"status": "failed", "reason": "the run was cut off."}))
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert "the run was cut off" in capsys.readouterr().out
+    assert "the run was cut off" in (tmp_path / "report" / "report.html").read_text()
+
+
 def test_report_shows_no_other_file_than_the_named_one(tmp_path, capsys):
     for name in ("history.json", "old.json"):
         (tmp_path / name).write_text(json.dumps(HISTORY))

@@ -726,6 +726,30 @@ def test_the_command_runs_what_is_missing_and_writes_tables_picture_and_page(tmp
 
 
 @pytest.mark.slow
+def test_the_command_compares_finished_runs_with_a_named_baseline_over_their_last_rounds(tmp_path):
+    for name, method in (("one", "FedPIA"), ("two", "other")):
+        write(tmp_path / name, complete(rounds=3) | {"method": method})
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    assert main(["compare", *folders, "--baseline", "other", "--last", "2", "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "comparison.md").read_text()
+    assert "minus other" in text
+    assert "mean of the last 2 of 3 rounds" in text
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_compared_and_said_to_have_failed(tmp_path, capsys):
+    for name, method in (("one", "FedPIA"), ("two", "other")):
+        write(tmp_path / name, complete(rounds=1) | {"method": method})
+    failed = {"job": "fedpia_task1", "status": "failed", "reason": "the run was cut off."}
+    (tmp_path / "two" / "manifest.json").write_text(json.dumps(failed))
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    assert main(["compare", *folders, "--out", str(tmp_path / "out")]) == 0
+    assert "the run was cut off" in capsys.readouterr().out
+    for kind in ("md", "html"):
+        assert "the run was cut off" in (tmp_path / "out" / f"comparison.{kind}").read_text()
+
+
+@pytest.mark.slow
 def test_a_comparison_keeps_no_picture_of_an_earlier_one(tmp_path):
     measured = complete(rounds=1)
     for values in measured["rounds"][0]["sites"].values():
@@ -750,6 +774,15 @@ def test_a_comparison_keeps_no_picture_of_an_earlier_one(tmp_path):
 def test_wrong_input_gives_one_sentence(arguments, message, capsys):
     assert main(["compare", *arguments, "--configs", str(CONFIGS)]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_run_whose_sites_would_have_one_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path))
+    (tmp_path / "manifest.csv").write_text("image,label\n")
+    words = ["data.dataset=manifest", "federation.sites=[north, south]", "backbone.name=tiny-vit"]
+    (run,) = plan(CONFIGS, "fedpia_task1", variants(["fedavg"]), (0,), words)
+    with pytest.raises(FedpeftError, match="sites north and south would both have all samples of"):
+        carry_out(run)
 
 
 def test_a_run_on_other_files_or_another_version_is_another_run(tmp_path, monkeypatch):

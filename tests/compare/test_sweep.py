@@ -187,6 +187,15 @@ def test_the_table_has_a_column_for_each_value():
 
 
 @pytest.mark.slow
+def test_figures_of_made_up_data_say_so_below_the_table_and_once_on_the_page():
+    sweep = swept("local", "fedavg")
+    caution, *others = table(sweep).notes
+    assert "say nothing about medicine" in caution
+    assert not any("medicine" in note for note in others)
+    assert page(sweep).count("say nothing about medicine") == 1
+
+
+@pytest.mark.slow
 def test_each_metric_has_rows_and_a_panel_of_its_own():
     sites = compose(CONFIGS, "fedpia_task1")["federation"]["sites"]
     sweep = swept("local", "fedavg", metrics={site: MACRO_F1 if site == "slake" else ACCURACY for site in sites})

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Each group of checks: what passes, and the sentences where it does not."""
 
+import inspect
 import json
 import os
 import re
@@ -54,6 +55,26 @@ def text(findings):
 )
 def test_python_and_libraries_must_have_the_versions_that_are_required_and_tested(finding, expected):
     assert re.match(expected, text(finding()))
+
+
+@pytest.mark.parametrize(
+    ("module", "group", "role", "parts"),
+    [
+        (policies, "check_admission", "site", ["scripts", "component", "probe", "leftovers"]),
+        (policies, "check_admission", "server", ["scripts", "component", "probe", "leftovers"]),
+        (policies, "check_allow_list", "site", ["listed", "streaming"]),
+        pytest.param(machine, "check_versions", "site", ["python", "required", "tested"], marks=pytest.mark.slow),
+        (machine, "check_clock", "site", ["validity", "validity", "synchronized"]),
+        (machine, "check_disk", "server", ["writable", "sockets"]),
+    ],
+)
+def test_a_group_has_the_findings_of_all_its_parts(module, group, role, parts, make_kit, monkeypatch):
+    for part in set(parts):
+        several = inspect.isgeneratorfunction(getattr(module, part))
+        found = job.passed(part)
+        monkeypatch.setattr(module, part, lambda *_, made=[found] if several else found: made)
+    findings = getattr(module, group)(open_context(startup_kit=make_kit(role)))
+    assert [one.sentence for one in findings] == parts
 
 
 @pytest.mark.slow
@@ -235,6 +256,17 @@ def test_a_damaged_certificate_is_reported(content, make_kit):
     assert "fail" in text(machine.validity(kit.certificate, datetime.now(UTC)))
 
 
+@pytest.mark.parametrize("name", ["certificate", "root"])
+def test_a_certificate_that_a_kit_lacks_is_named(name, make_kit, monkeypatch):
+    monkeypatch.setattr(machine, "synchronized", lambda: ())
+    context = open_context(startup_kit=make_kit("site"))
+    file = getattr(context.kit, name)
+    file.unlink()
+    shown = text(machine.check_clock(context))
+    assert f"fail: {file} is not a readable certificate" in shown
+    assert shown.count("fail: ") == 1
+
+
 @pytest.mark.parametrize(("said", "expected"), [("yes\n", "pass"), ("no\n", "warn"), ("", ""), (None, "")])
 def test_the_systems_word_on_the_clock(said, expected, monkeypatch):
     monkeypatch.setattr(machine.shutil, "which", lambda name: None if said is None else f"/bin/{name}")
@@ -305,6 +337,12 @@ def test_sites_that_would_have_the_same_samples_fail(make_job, monkeypatch, tmp_
     assert "would both have all samples of" in text(data.check_data(context))
 
 
+def test_questions_that_the_backbone_does_not_read_are_a_warning(make_job):
+    job = make_job("backbone.name=tiny-vit")
+    shown = text(data.check_data(open_context(job, site="slake")))
+    assert re.search(r"warn: site slake: The data ask \d+ different questions and backbone 'tiny-vit'", shown)
+
+
 def test_training_rows_that_a_federated_head_does_not_know_are_a_warning_and_not_shown(make_job):
     job = make_job("method.head=federated", "data.answers=['yes', 'no']")
     shown = text(data.check_data(open_context(job, site="slake")))
@@ -325,6 +363,20 @@ def test_of_many_images_some_are_opened_and_the_others_counted(monkeypatch, tmp_
     monkeypatch.undo()
     with pytest.raises(FedpeftError, match=r"'north': 1 of 10 images cannot be read, .*1\.png cannot be decoded"):
         data._open_images(site, decoded=False)
+
+
+@pytest.mark.slow
+def test_the_images_that_are_opened_are_those_of_all_sites_together(make_job, monkeypatch, tmp_path):
+    for number in range(10):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    examples = [Example(tmp_path / f"{n}.png", "?", "yes", closed=True, image_id=str(n)) for n in range(10)]
+    site = SiteData("north", tuple(examples[:5]), (), tuple(examples[5:]), "made here")
+    monkeypatch.setattr(data, "MAX_OPENED", 4)
+    monkeypatch.setattr(data, "load_data", lambda policy, job: site)
+    folder = make_job("federation.sites=[slake, vqa-rad]")
+    for only, opened in ((None, ["2 of 10"] * 2), ("slake", ["4 of 10"])):
+        shown = text(data.check_data(open_context(folder, site=only)))
+        assert re.findall(r"(\d+ of \d+) images opened", shown) == opened
 
 
 @pytest.mark.parametrize("variable", [None, "nowhere"])

@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from transformers import ViltModel
 
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.core.errors import FedpeftError
+from fedpeft.inference import export as export_module
 from fedpeft.inference import exported
 from fedpeft.inference.examples import read_split
 from fedpeft.inference.export import export
@@ -313,6 +315,31 @@ def test_onnx_computes_the_same_logits(sections, tmp_path):
             expected = predictor.model.answering.eval()(batch.inputs)
         (found,) = session.run(None, {name: tensor.numpy() for name, tensor in batch.inputs.items()})
         assert np.allclose(found, expected.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("shift", [50, float("nan")])
+def test_merged_weights_with_other_logits_are_refused_and_nothing_is_left(sections, tmp_path, monkeypatch, shift):
+    kept, _ = site(sections, tmp_path, "method.name=lora", "training.rounds=1")
+    shifts, logits = iter([0, shift]), export_module._logits  # before the merge, and read again
+
+    def shifted(model):
+        added = next(shifts)
+        return [one + added for one in logits(model)]
+
+    monkeypatch.setattr(export_module, "_logits", shifted)
+    with pytest.raises(FedpeftError, match=r"^the logits of the merged weights differ by .*: leave --merged out\.$"):
+        export(kept, tmp_path / "out", merged=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"state"}
+
+
+@pytest.mark.parametrize("logit", [50, float("nan")])
+def test_an_onnx_file_with_other_logits_is_refused_and_nothing_is_left(of_tables, tmp_path, monkeypatch, logit):
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(save=Path.touch))
+    wrong = np.full((1, 3), logit, dtype=np.float32)
+    monkeypatch.setattr(export_module, "_onnx_logits", lambda file, names, probes: [wrong] * len(probes))
+    with pytest.raises(FedpeftError, match=r"^the logits of the ONNX file differ by .*: leave --onnx out\.$"):
+        export(find(of_tables["classes"][0], site=None), tmp_path / "out", onnx=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_onnx_of_a_model_that_computes_in_bfloat16_is_refused(of_tables, tmp_path):

@@ -132,6 +132,7 @@ def test_the_page_has_the_figures_of_the_run_and_no_image_unless_they_are_wanted
     text = out.read_text()
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     assert "stays at the site" in text
+    assert "say nothing about medicine" in text  # the backbone is tiny
     figure = re.search(r"<dl class=.figures.><div><dt>overall</dt><dd>([0-9.]+)<i>", text)[1]
     assert figure == f"{100 * of_tables[kind][1]['overall']:.1f}"
     assert f" {figure} %" in printed

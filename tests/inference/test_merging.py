@@ -469,6 +469,20 @@ def test_what_was_done_with_lora_is_said(tiny_source, tmp_path, capsys, options,
     assert capsys.readouterr().out == f"folder   {tmp_path / 'm'}: {sentence}\n"
 
 
+@pytest.mark.slow
+def test_the_command_averages_as_they_stand_with_plain_alone(tiny_source, tmp_path):
+    folders = [folder_of(tiny_source, tmp_path / str(k), "houlsby", k, reduction_factor=2) for k in (1, 2)]
+    expected = {
+        plain: (fedpeft.merge(folders, tmp_path / f"expected-{plain}", plain=plain) / WEIGHTS).read_bytes()
+        for plain in (True, False)
+    }
+    assert expected[True] != expected[False]
+    for plain, weights in expected.items():
+        options = ["--plain"] * plain
+        assert main(["merge", *map(str, folders), "--out", str(tmp_path / f"m-{plain}"), *options]) == 0
+        assert (tmp_path / f"m-{plain}" / WEIGHTS).read_bytes() == weights
+
+
 @pytest.mark.parametrize("rank", [0, 2.5])
 def test_a_rank_is_a_whole_number(tiny_source, tmp_path, rank):
     folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k) for k in (1, 2)]
@@ -571,6 +585,8 @@ def test_a_check_measures_every_export_and_writes_a_page(exports, tables, tiny_s
     assert came[-1] == f"next     the loss from {folders[0].name} to {folders[1].name}"
     assert printed.index(came[-1]) < printed.index(checked.table.title)
     assert f"{checked.barriers()['merged on the way']:.3f} merged on the way" in printed
+    for said in (printed, html):
+        assert "say nothing about medicine" in said  # the backbone is tiny
     assert "with each folder's own head" in html.replace("&#x27;", "'")
     assert "<svg" not in html
     assert "data:image/svg+xml" in html

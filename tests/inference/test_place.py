@@ -6,7 +6,7 @@ from trained_sites import trained
 
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
-from fedpeft.inference.exported import ANSWERS, HEAD, check_own_place, check_place
+from fedpeft.inference.exported import ANSWERS, HEAD, check_place
 from fedpeft.site.site_state import RECORD
 
 
@@ -74,10 +74,3 @@ def test_the_export_command_writes_once_and_overwrites_nothing(sections, tmp_pat
     (tmp_path / "out" / "head.safetensors").write_bytes(b"none")
     assert main(["predict", str(tmp_path / "out"), "--image", str(tmp_path)]) == 1
     assert "cannot be read" in capsys.readouterr().err
-
-
-def test_predictions_are_not_written_into_a_folder_of_the_server(tmp_path):
-    (tmp_path / "startup").mkdir()
-    (tmp_path / "startup" / "fed_server.json").write_text("{}")
-    with pytest.raises(FedpeftError, match=r"the server's workspace, and predictions .*name a place of the site's own"):
-        check_own_place(tmp_path / "out.csv", holds="predictions show the site's answers and images")

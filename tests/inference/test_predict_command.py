@@ -19,9 +19,10 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError, UnreadableImage
 from fedpeft.data.images import EncodedImage, as_array
 from fedpeft.data.settings import Window
-from fedpeft.inference.examples import _is_known, check_grays, read_images, read_table, window_at
+from fedpeft.inference.examples import _is_known, check_grays, read_images, read_split, read_table, window_at
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
+from fedpeft.job.site_policy import SitePolicy
 
 HUNDREDS = {"center": 500, "width": 1000}
 
@@ -269,6 +270,28 @@ def test_data_that_changed_since_training_are_mentioned(predict, of_tables, tabl
     assert "are not those that the model was trained with" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_split_is_read_where_the_site_policy_says_that_the_data_are(of_tables, tables, small_policy, monkeypatch):
+    monkeypatch.delenv("FEDPEFT_DATA", raising=False)
+    kept = find(of_tables["classes"][0], site=None)
+    sections = {**kept.record.sections, "data": {"dataset": "manifest"}}  # a job of a consortium names no folder
+    policy = SitePolicy(**small_policy, roots={"manifest": str(tables["classes"])})
+    at_site = replace(kept, policy=policy, record=replace(kept.record, sections=sections))
+    assert read_split("test", at_site).examples == read_split("test", kept).examples
+
+
+@pytest.mark.parametrize("place", [("--out", "out.csv"), ("--heatmap", "heat.png")])
+def test_predictions_are_not_written_into_a_folder_of_the_server(predict, tables, tmp_path, place):
+    option, name = place
+    server = tmp_path / "server"
+    server.mkdir()
+    (server / "history.json").touch()
+    code, _, error = predict("classes", "--image", tables["classes"] / "test-0.png", option, server / name)
+    assert code == 1
+    assert "predictions show the site's answers and images: name a place of the site's own" in error
+    assert [file.name for file in server.iterdir()] == ["history.json"]
+
+
 @pytest.fixture
 def workspace(of_tables, tmp_path, monkeypatch):
     """A simulator's workspace whose site slake has finished a run."""
@@ -470,3 +493,16 @@ def test_an_image_is_shown_through_the_window_of_training(of_tables, tables, sec
         read_table(tmp_path, at_hospital),
     ):
         assert (as_array(wanted.examples[0].image) == shown).all()
+
+
+@pytest.mark.slow
+def test_an_image_of_16_bits_is_predicted_through_the_window_of_training_alone(of_tables, tmp_path, capsys):
+    folder = shutil.copytree(of_tables["classes"][0], tmp_path / "slake")
+    Image.fromarray(np.arange(1024, dtype=np.uint16).reshape(32, 32)).save(tmp_path / "deep.png")
+    command = ["predict", str(folder), "--image", str(tmp_path / "deep.png")]
+    assert main(command) == 1
+    assert "the model was trained without data.window" in capsys.readouterr().err
+    for file in folder.glob("round-*/model.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "window": HUNDREDS}))
+    assert main(command) == 0
+    assert "site slake, round 2" in capsys.readouterr().out

@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a site kept gives the model that was measured at the end of the round, to the last digit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from trained_sites import trained
@@ -9,6 +11,8 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.inference.examples import read_split
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.predictor import Predictor
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.site import computing
 
 FIGURES = ("overall", "open", "closed")
 FROZEN = "method.pia.integration=two_branches"
@@ -97,3 +101,12 @@ def test_another_models_tensors_are_refused(sections, tmp_path, of_tables):
     object.__setattr__(kept, "state", state)
     with pytest.raises(FedpeftError, match="do not fit this model"):
         Predictor(kept)
+
+
+def test_a_site_predicts_on_the_device_of_its_site_policy(of_tables, small_policy, monkeypatch):
+    asked, device_of = [], computing.device_of
+    monkeypatch.setattr(computing, "device_of", lambda training: asked.append(training.device) or device_of(training))
+    kept = find(of_tables["classes"][0], site=None)
+    Predictor(replace(kept, policy=SitePolicy(**small_policy, device="cpu")))
+    Predictor(kept)
+    assert asked == ["cpu", "auto"]

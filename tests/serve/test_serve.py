@@ -209,6 +209,12 @@ def test_only_requests_that_name_this_server_are_answered(server, host, status):
     assert get(server, Host=host)[0] == status
 
 
+def test_a_server_of_all_addresses_is_named_by_each_of_them_and_by_no_other_name(workspace):
+    with Server(WorkspacePages(workspace), host="0.0.0.0", port=0) as made:
+        named = {host: made.is_named(host) for host in ("192.168.0.1:8765", "localhost", "evil.example")}
+    assert named == {"192.168.0.1:8765": True, "localhost": True, "evil.example": False}
+
+
 @pytest.mark.parametrize("lines", [["GET / HTTP/1.1"], ["GET / HTTP/1.1", "Host: localhost", "Host: evil.example"]])
 def test_no_host_or_two_are_refused(server, lines):
     with socket.create_connection(server.server_address) as connection:

@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,6 +112,15 @@ def test_any_other_error_ends_the_process_after_it_was_reported(sections, tmp_pa
     assert failure["retryable"]
     assert (failure["code"], failure["setting"]) == (code, "")
     assert "secret" in failure["traceback"] or not str(error).startswith("secret")
+
+
+@pytest.mark.slow
+def test_questions_that_the_backbone_does_not_read_are_said_in_the_sites_log(sections, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fedpeft.site.training_process._print_to", lambda file: None)
+    chosen = {**sections(), "backbone": {"name": "tiny-vit"}}
+    (answer,), _ = answers_of(opening(chosen, tmp_path), {**HELLO, "folder": str(tmp_path)})
+    assert re.search(r"The data ask \d+ different questions and backbone 'tiny-vit' reads", capsys.readouterr().out)
+    assert "different questions" not in str(answer)
 
 
 @pytest.mark.slow
