@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -195,6 +195,11 @@ def _write_merged(folder: Path, model: SiteModel) -> list[Tensor]:
     return before
 
 
+def _largest_difference(before: Iterable[Tensor], after: Iterable[Tensor]) -> float:
+    """Return the largest difference of a logit, NaN if any is; Python's `max` passes over one that is not the first."""
+    return torch.stack([(one - other).abs().max() for one, other in zip(before, after, strict=True)]).max().item()
+
+
 def _difference(folder: Path, record: ModelRecord, kept: KeptModel, before: Sequence[Tensor]) -> float:
     """Read full weights as `fedpeft predict` does, and return the largest difference of a logit from `before`."""
     state = state_of_weights(folder, record, kept.state.round, kept.state.head)
@@ -204,7 +209,7 @@ def _difference(folder: Path, record: ModelRecord, kept: KeptModel, before: Sequ
     except FedpeftError as error:
         reason = str(error).partition(":")[0].replace(str(folder / WEIGHTS), WEIGHTS)
         raise FedpeftError(f"the merged weights could not be read again ({reason}): leave --merged out.") from error
-    difference = max((a - b).abs().max().item() for a, b in zip(before, after, strict=True))
+    difference = _largest_difference(before, after)
     largest = TOLERANCE * max(1.0, *(logits.abs().max().item() for logits in before))
     if not difference <= largest:
         raise FedpeftError(
@@ -294,10 +299,8 @@ def write_onnx(folder: Path, model: SiteModel, probes: Sequence[dict[str, Tensor
             program.save(folder / ONNX_FILE)
     except Exception as error:  # of many kinds, from torch.export to onnxscript
         raise FedpeftError(f"torch's exporter refuses this model ({_reason(error):.200}): leave --onnx out.") from error
-    difference = max(
-        (logits.cpu() - torch.from_numpy(found)).abs().max().item()
-        for logits, found in zip(expected, _onnx_logits(folder / ONNX_FILE, names, probes), strict=True)
-    )
+    written = map(torch.from_numpy, _onnx_logits(folder / ONNX_FILE, names, probes))
+    difference = _largest_difference([logits.cpu() for logits in expected], written)
     if not difference <= ONNX_TOLERANCE:
         raise FedpeftError(
             f"the logits of the ONNX file differ by {difference:.1e} from PyTorch's, more than {ONNX_TOLERANCE:g}: "
