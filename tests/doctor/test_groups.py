@@ -201,15 +201,24 @@ def test_the_sites_privacy_file_must_have_the_filters(content, expected, make_ki
         (["method.pia.share=0.5"], "pass"),
         (["method.aggregation=fedavg", "training.scaffold=true"], "warn: training.scaffold compares"),
         (["method.name=lora", "method.aggregation=stack"], "fail: method.aggregation='stack' has sites start from"),
+        (["method.aggregation=fedavg", "method.secure_sum=true"], "fail: .* clips, which an adapter under the masks"),
+        (
+            ["method.pia.share=0.5", "method.site_settings={slake: {reduction_factor: 8}}"],
+            "fail: method.site_settings may give this site other shapes",
+        ),
+        (
+            ["method.aggregation=fedavg", "schedule.solver=exact", "schedule.budget=1"],
+            "fail: .* has noise and no score_clip",
+        ),
     ],
 )
-def test_a_job_that_compares_training_with_the_mean_cannot_be_clipped(changes, expected):
+def test_a_job_whose_replies_are_blocked_where_they_are_clipped_is_named(changes, expected):
     sections = compose(Path(__file__).parents[2] / "app_configs", "fedpia_task1", changes)
     job = SiteJob.from_sections(sections, site="slake")
     clipped, plain = (
-        text(policies.policy(scoped(one), Path("privacy.json"), [job])) for one in ({"clip": 1, "noise": 0}, "off")
+        text(policies.policy(scoped(one), Path("privacy.json"), [job])) for one in ({"clip": 1, "noise": 2}, "off")
     )
-    assert clipped.startswith(expected)
+    assert re.match(expected, clipped)
     assert plain.startswith("pass")
 
 

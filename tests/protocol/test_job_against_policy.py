@@ -531,6 +531,16 @@ def test_too_few_are_refused_without_a_number(scans, name):
     assert (refused.value.code, refused.value.setting) == ("data-too-few", "")
 
 
+@pytest.mark.parametrize("name", ["min_batch_size", "min_probe_samples"])
+def test_data_with_fewer_samples_than_a_step_or_an_order_must_have_are_refused(scans, name):
+    """The job's own number is above the least, and only 18 samples are there."""
+    chosen = job(method={"probe_samples": 64}, training={"batch_size": 64})
+    for least in (18, 19):
+        policy = SitePolicy(roots={"manifest": str(scans)}, **SMALL, **{name: least})
+        with pytest.raises(FedpeftError, match=f"{name} is 19, these data have 18") if least > 18 else nullcontext():
+            load_data(policy, admitted(policy, chosen))
+
+
 def test_a_share_is_not_chosen_on_few_samples(scans):
     chosen = job(method={"pia": {"share": "validation"}})
     for least in (6, 7):

@@ -258,6 +258,11 @@ def _clipping_problem(job: SiteJob, settings: PrivacySettings, place: Path | str
             f"method.aggregation={job.method.aggregation!r} has sites start from fresh factors, and {place} clips the "
             f"difference to the last global adapter: use another aggregation, or reference: {ZERO}."
         )
+    if job.method.site_settings and settings.reference == RECEIVED:
+        return failed(
+            f"method.site_settings may give this site other shapes than the global adapter's, and {place} clips the "
+            f"difference to that: leave site_settings out, or set reference: {ZERO}."
+        )
     if job.training.scaffold:
         return warned(
             f"training.scaffold compares what this site trained with the mean, and {place} clips it, so the "
@@ -275,6 +280,13 @@ def _check_settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[Sit
     except FedpeftError as error:
         return failed(f"{file} is wrong, so that every reply is blocked: {error}")
     for job in jobs:
+        if job.method.secure_sum:
+            return failed(
+                f"{file} clips, which an adapter under the masks of method.secure_sum cannot be, so every reply is "
+                f"blocked: set privacy to {OFF!r} there, and sum_noise in the site's fedpeft.json."
+            )
+        if job.schedule.scored and settings.noise and not settings.score_clip:
+            return failed(f"{file} has noise and no score_clip, so scores of layers are blocked: set score_clip too.")
         if finding := _clipping_problem(job, settings, file):
             return finding
     if not settings.noise:

@@ -270,8 +270,13 @@ def _check_counts(policy: SitePolicy, job: SiteJob, loaded: SiteData) -> None:
     }
     if job.schedule.scored:
         counts["min_score_samples"] = _scored_samples(job, loaded)
-    if job.method.aligns and job.method.pia.client and job.method.pia.share == VALIDATION:
-        counts["min_validation_samples"] = len(loaded.validation)
+    counts["min_batch_size"] = min(len(loaded.train), job.training.batch_size)
+    pia = job.method.pia
+    if job.method.aligns and pia.client:
+        if pia.share == VALIDATION:
+            counts["min_validation_samples"] = len(loaded.validation)
+        if pia.compares_activations or pia.accept:
+            counts["min_probe_samples"] = min(len(loaded.train), job.method.probe_samples)
     for name, count in counts.items():
         if count < getattr(policy, name):
             weighed = evenly and name == "min_train_samples"

@@ -326,7 +326,8 @@ class Learner:
         if (budget := self.schedule.budget_of(self.site, seed=self.training.seed)) is not None:
             return budget
         training, parameters = self.training, self.trainable.parameters()
-        size = training.micro_batch or training.batch_size
+        # passes that are kept for reuse are of the whole batch
+        size = (training.micro_batch or training.batch_size) + training.batch_size * training.reuse_passes
         batch = self.batches.sample(size, derive(training.seed, "budget", self.site), size=size)[0]
         self.trainable.train_only(layers_of(parameters)[:1])  # with what trains beside any layer, and nothing else
         with computing.shortcuts(self.backbone, training):
