@@ -203,7 +203,7 @@ def test_the_sites_privacy_file_must_have_the_filters(content, expected, make_ki
         (["method.name=lora", "method.aggregation=stack"], "fail: method.aggregation='stack' has sites start from"),
         (["method.aggregation=fedavg", "method.secure_sum=true"], "fail: .* clips, which an adapter under the masks"),
         (
-            ["method.pia.share=0.5", "method.site_settings={slake: {reduction_factor: 8}}"],
+            ["method.pia.share=0.5", "method.pia.accept=false", "method.site_settings={slake: {reduction_factor: 8}}"],
             "fail: method.site_settings may give this site other shapes",
         ),
         (
@@ -646,6 +646,13 @@ def test_features_and_images_that_a_site_will_keep_are_not_free(make_job, monkey
     assert needed > 20_000 * 2**20 / GB
     assert free < 15
     assert found.sentence.endswith("lower training.features_mib, images_mib or batch_size, or free memory.")
+
+
+@pytest.mark.parametrize(("gib", "expected"), [(2, "fail: memory_gib of the site policy is 2"), (4, "pass")])
+def test_the_limit_of_the_site_policy_counts(gib, expected):
+    one = memory.Footprint(process=2 * 2**30, weights=0, step=2**30, state=0, device="cpu", method="measured")
+    assert text([memory.within_limit(one, gib, on_gpu=False)]).startswith(expected)
+    assert text([memory.within_limit(replace(one, step=0), gib, on_gpu=True)]).startswith("pass")
 
 
 def test_the_memory_limit_of_a_container_counts(tmp_path, monkeypatch):

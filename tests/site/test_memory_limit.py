@@ -33,3 +33,21 @@ def test_a_sites_process_keeps_to_the_limit_of_the_sites_file(monkeypatch, polic
     monkeypatch.setattr(training_process.os, "umask", lambda mask: mask)
     Learners.opened(sections={}, site=None, log=None, policy=policy)
     assert taken == limits
+
+
+MEASURE = """
+import torch
+from fedpeft.importance.memory_budget import available_memory
+from fedpeft.site.training_process import limit_memory
+limit_memory(2.0)
+before = available_memory(torch.device("cpu"))
+held = torch.ones(500 * 2**20, dtype=torch.uint8)
+after = available_memory(torch.device("cpu"))
+assert 0 < after < before < 2 * 2**30, (before, after)
+assert abs(before - after - 500 * 2**20) < 50 * 2**20, (before, after)
+"""
+
+
+@pytest.mark.slow
+def test_layers_are_counted_within_the_limit_of_the_process(fresh_processes):
+    assert not fresh_processes.run(MEASURE)

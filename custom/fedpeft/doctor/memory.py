@@ -17,7 +17,7 @@ from fedpeft.core.processes import hide_current_folder
 from fedpeft.doctor.context import Context, Finding, failed, open_context, passed, warned
 from fedpeft.doctor.footprint import Footprint
 
-GB = 10**9
+GB, GIB = 10**9, 2**30
 CUDA_CONTEXT = GB // 2
 FLARE = 3 * GB // 10  # FLARE's own process of a job, which starts the one that trains
 CONTAINER = Path("/sys/fs/cgroup")
@@ -34,6 +34,17 @@ def check_memory(context: Context) -> Iterator[Finding]:
         free, name = card(one.device)
         yield gpu(one, free, count, name=name)
     yield main_memory(one, available() + psutil.Process().memory_info().rss, count, on_gpu=cuda)
+    if context.policy and context.policy.memory_gib:
+        yield within_limit(one, context.policy.memory_gib, on_gpu=cuda)
+
+
+def within_limit(one: Footprint, gib: float, *, on_gpu: bool) -> Finding:
+    """Check the training process, or its part of a GPU, against `memory_gib` of the site policy."""
+    needed = max(one.process, gpu_bytes(one)) if on_gpu else one.process + one.step
+    facts = f"memory_gib of the site policy is {gib:g}, and the training process needs about {needed / GIB:.1f} GiB"
+    if needed > gib * GIB:
+        return failed(f"{facts}: raise memory_gib, or lower training.batch_size.")
+    return passed(f"{facts}.")
 
 
 def card(device: str) -> tuple[int, str]:

@@ -21,6 +21,7 @@ Source: Saha et al., F3OCUS (CVPR 2025), supplement, Algorithm 46.
 from __future__ import annotations
 
 import itertools
+import resource
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -174,14 +175,24 @@ def _costliest_first(costs: Sequence[float], alone: float) -> list[float]:
 
 
 def available_memory(device: torch.device) -> float:
-    """Return the bytes that can still be allocated on a device: free in CUDA's driver, or in torch's cache."""
+    """Return the bytes that can still be allocated on a device: free in CUDA's driver, or in torch's cache.
+
+    What this process is limited to counts as well, such as by `memory_gib` of a site policy.
+    """
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return float(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+        free, whole = torch.cuda.mem_get_info(device)
+        used = torch.cuda.memory_allocated(device)
+        fraction = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # newer than torch 2.6
+        share = fraction(device) if fraction else 1.0
+        return float(min(free + torch.cuda.memory_reserved(device), share * whole) - used)
     if device.type == "cpu":
         import psutil  # a dependency of PEFT's
 
-        return float(psutil.virtual_memory().available)
+        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        free = psutil.virtual_memory().available
+        if limit != resource.RLIM_INFINITY:
+            free = min(free, limit - getattr(psutil.Process().memory_info(), "data", 0))
+        return float(max(free, 0))
     raise FedpeftError(f"the free memory of device {device} is not known: set available_mib.")
 
 
