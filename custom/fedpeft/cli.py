@@ -225,7 +225,10 @@ def _jobs(arguments: argparse.Namespace) -> None:
 
     configs = arguments.configs or default_configs()
     composed = {}
-    for name in [name_of(job) for job in arguments.names] or recipes(configs):
+    names = [name_of(job) for job in arguments.names] or list(recipes(configs))
+    if not names:
+        raise FedpeftError(f"{configs} lists no job: name one, or write one with `fedpeft new`.")
+    for name in names:
         composed[name] = compose(configs, name, arguments.set)
         check_used(arguments.set, composed[name], job=name)
     for name, sections in composed.items():

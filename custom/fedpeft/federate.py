@@ -52,12 +52,12 @@ def federate(
         salts: function from a site's name, a round and the global adapter to an extra part of its training seeds, as in
             secure sums of a consortium (`fedpeft.protocol.signed_keys`); None: only the job's seed.
         quorum: accepted updates that a round needs, or all updates if the round has fewer.
-        tolerant: a site that cannot score or train misses the round, as in a job, if the quorum allows it; else it ends
-            the federation.
+        tolerant: a site that cannot score or train, or whose reply a server would refuse, misses the round, as in a
+            job, if the quorum allows it; else it ends the federation.
 
     Raises:
-        FedpeftError: learners have other settings than the first, the check of updates leaves fewer, or settings need
-            every site in every round.
+        FedpeftError: learners have other settings than the first or adapters of another kind, the check of updates
+            leaves fewer, or settings need every site in every round.
     """
     _check_alike(learners)
     first = next(iter(learners.values()))
@@ -118,6 +118,7 @@ def _introductions(learners: Mapping[str, Learner]) -> dict[str, Introduction]:
             version=fedpeft.__version__,
             schema=schemas[site],
             samples=learner.announced,
+            classes=learner.announced_classes,
             budget=learner.layer_budget(),
             width=learner.backbone.hidden_size,
             family=learner.backbone.family,
@@ -145,7 +146,7 @@ class _LocalSites:
     def collect(
         self, task: str, orders: Mapping[str, Order], read: Read, *, round: int, needed: int
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Carry out the orders, one site after the other, and check the replies as a server does."""
+        """Carry out the orders, one site after the other, and check replies without masks as a server does."""
         carry_out = self._score if task == SCORE else self._train
         self.updates = {} if task != SCORE else self.updates
         replies, problems = {}, {}
@@ -158,7 +159,8 @@ class _LocalSites:
             except FedpeftError as error:
                 if not self._tolerant:
                     raise
-                problems[site] = f"site {site}: {error}"
+                named = str(error).startswith(f"site {site} ")
+                problems[site] = str(error) if named else f"site {site}: {error}"
         return replies, problems
 
     def _received(self, site: str, order: ScoreOrder | TrainOrder) -> State:

@@ -244,7 +244,7 @@ def test_a_value_at_which_no_run_ended_is_a_gap():
 @pytest.mark.slow
 def test_the_command_runs_what_is_missing_and_writes_table_picture_and_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda count, **_: ThreadPoolExecutor(1))
-    monkeypatch.setattr(experiment, "carry_out", lambda run, out: learned(run))
+    monkeypatch.setattr(experiment, "carry_out", learned)
     monkeypatch.chdir(tmp_path)
     command = ["compare", "fedpia_task1", "--configs", str(CONFIGS), "--methods", "local,fedavg", "--seeds", "2"]
     assert main([*command, "--sweep", "data.train_share=0.2,1"]) == 0

@@ -67,7 +67,7 @@ def peaked(run):
 def counted(monkeypatch, carried=peaked, ends_after=math.inf):
     ran = []
 
-    def carry(run, out):
+    def carry(run):
         if len(ran) >= ends_after:
             raise KeyboardInterrupt
         ran.append((run.method, run.seed, run.sections["training"]["rounds"]))

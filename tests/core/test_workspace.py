@@ -262,7 +262,9 @@ def test_the_pool_leaves_the_file_of_the_sites_beside_a_run_and_nothing_else_of_
     assert left.stat().st_mode & 0o200
 
 
-@pytest.mark.parametrize(("chosen", "found"), [("", None), ("/srv/state", Path("/srv/state")), ("~", Path.home())])
+@pytest.mark.parametrize(
+    ("chosen", "found"), [("", None), (".", Path()), ("/srv/state", Path("/srv/state")), ("~", Path.home())]
+)
 def test_the_folder_of_states_is_the_one_that_is_named(monkeypatch, chosen, found):
     monkeypatch.setenv("FEDPEFT_STATE", chosen)
     assert chosen_state() == found

@@ -106,7 +106,7 @@ def test_a_site_behind_a_relay_looks_for_the_relay_alone(make_kit, authority, tm
     assert f"pass: the relay answers at localhost:{port}" in found
     assert "this clock and the relay's agree" in found
     (folder / "local" / "relay__resources.json").write_text("{}")
-    with pytest.raises(FedpeftError, match=r"relay__resources\.json does not name"):
+    with pytest.raises(FedpeftError, match=r"relay__resources\.json does not name the relay"):
         read_kit(folder)
 
 

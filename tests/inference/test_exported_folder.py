@@ -336,7 +336,13 @@ def test_merged_weights_with_other_logits_are_refused_and_nothing_is_left(sectio
 def test_an_onnx_file_with_other_logits_is_refused_and_nothing_is_left(of_tables, tmp_path, monkeypatch, logit):
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: SimpleNamespace(save=Path.touch))
     wrong = np.full((1, 3), logit, dtype=np.float32)
-    monkeypatch.setattr(export_module, "_onnx_logits", lambda file, names, probes: [wrong] * len(probes))
+
+    def found(file, names, probes):
+        model = Predictor(find(of_tables["classes"][0], site=None)).model
+        first, *others = export_module._logits(model)
+        return [first.numpy(), *(wrong for _ in others)]  # not the first
+
+    monkeypatch.setattr(export_module, "_onnx_logits", found)
     with pytest.raises(FedpeftError, match=r"^the logits of the ONNX file differ by .*: leave --onnx out\.$"):
         export(find(of_tables["classes"][0], site=None), tmp_path / "out", onnx=True)
     assert not list(tmp_path.iterdir())

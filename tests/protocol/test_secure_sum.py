@@ -145,6 +145,7 @@ def test_without_one_member_the_sum_is_noise(tmp_path, missing):
     rest = total(uploads.values())
     for key in SHAPES:
         left = rest[key] - sum((one[key] for one in plain[1:]), start=plain[0][key])
+        assert np.all(left), "no number is in the clear"
         assert not SHAPES[key] or np.median(np.abs(left.view(np.int64)).astype(float)) > 2**58  # one may be small
 
 
@@ -181,6 +182,7 @@ def test_sites_that_do_not_see_the_same_thing_reveal_nothing(tmp_path, change):
     plain = [fixed_point.encode(adapter(0), WEIGHTS[site], len(SITES)) for site in SITES]
     for key, numbers in total(uploads).items():
         left = numbers - sum((one[key] for one in plain[1:]), start=plain[0][key])
+        assert np.all(left), "no number is in the clear"
         assert not SHAPES[key] or np.median(np.abs(left.view(np.int64)).astype(float)) > 2**58  # one may be small
 
 

@@ -387,5 +387,5 @@ def test_a_run_that_is_being_drawn_keeps_nobody_from_the_list(server, workspace,
 
 
 def test_a_host_that_no_machine_can_have_is_refused_in_one_sentence(tmp_path):
-    with pytest.raises(FedpeftError, match="no name of a machine"):
+    with pytest.raises(FedpeftError, match="not a valid host name"):
         Server(WorkspacePages(tmp_path), host="192.168..5", port=0)

@@ -454,13 +454,13 @@ def test_what_is_a_mean_can_be_added_up(sections, settings):
     assert ServerJob.from_sections(sections(*settings, "federation.sums_at_relays=true")).method.sums
 
 
-@pytest.mark.parametrize("caps", [True, False])
-def test_a_site_that_takes_its_part_off_the_mean_must_know_that_part(sections, caps):
+@pytest.mark.parametrize("uncapped", ["", "method.robust.max_share=1", "method.pia.weighting=uniform"])
+def test_a_site_that_takes_its_part_off_the_mean_must_know_that_part(sections, uncapped):
     """At relays samples are capped over the sites of the round, and the server tells those that answered their part."""
     settings = ["method.pia.aligned_at=site", "method.pia.share=agreement", "method.robust.update_factor=0"]
-    settings += ["method.robust.max_share=1"] * (not caps)
-    expected = pytest.raises(FedpeftError, match=r"set method\.robust\.max_share to 1") if caps else nullcontext()
-    with expected:
+    settings += [uncapped] * bool(uncapped)
+    refused = pytest.raises(FedpeftError, match=r"set method\.robust\.max_share to 1")
+    with nullcontext() if uncapped else refused:
         assert ServerJob.from_sections(sections(*settings, "federation.sums_at_relays=true")).method.sums
 
 

@@ -32,7 +32,7 @@ from fedpeft.compare.grid import Axis, check_not_varied, points
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import append, digest, parse_json, read_text, remove_leftovers, temporary_folder
+from fedpeft.core.files import append, digest, own_folder, parse_json, read_text, remove_leftovers
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import end, end_with_parent_later, hide_current_folder
 from fedpeft.core.settings import build
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fedpeft.site.learner import Learner, Update
 
 RUNS = "runs.jsonl"
+STATE = ".fedpeft-run-"  # how the temporary folder of a run begins
 SEEDS = ("training.seed", "data.seed")
 METHOD = "method.name"
 # of `data`, what rows of a table may have differently: none of it changes which examples are tested, nor how
@@ -260,8 +261,7 @@ def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
     file = folder / RUNS
     if not file.is_file():
         return []
-    wanted = {run.key for run in runs}
-    found = {}
+    wanted, found = {run.key for run in runs}, {}
     for number, line in enumerate(read_text(file).splitlines(), 1):
         try:
             values = parse_json(line)
@@ -279,16 +279,16 @@ def run_missing(
     """Run what the folder lacks, and add a line for each that ended; return why others failed, by `Run.key`."""
     folder.mkdir(parents=True, exist_ok=True)
     done = {(one.method, one.seed, one.settings) for one in earlier(folder, runs)}
-    missing = [run for run in runs if run.key not in done]
-    failed: dict[Key, str] = {}
+    missing, failed = [run for run in runs if run.key not in done], dict[Key, str]()
     with hide_current_folder():  # the pool starts a process when it is made, and one with each of the first runs
         pool = ProcessPoolExecutor(
             processes, mp_context=get_context("spawn"), initializer=end_with_parent_later, initargs=(os.getpid(),)
         )
-        futures = {pool.submit(carry_out, run, folder): number for number, run in enumerate(missing)}
     try:
+        with hide_current_folder():
+            futures = {pool.submit(carry_out, run): run for run in missing}
         for future in as_completed(futures):
-            run = missing[futures[future]]
+            run = futures[future]
             try:
                 outcome = future.result()
             except BrokenProcessPool as error:
@@ -305,7 +305,7 @@ def run_missing(
             finished(outcome)
     except BaseException:
         end(getattr(pool, "_processes", None) or ())  # they would first compute all runs that the pool has queued
-        remove_leftovers(folder)
+        remove_leftovers(Path(tempfile.gettempdir()), f"{STATE}*")
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -333,8 +333,8 @@ def check_runs_here(sections: Mapping[str, Any]) -> None:
         )
 
 
-def carry_out(run: Run, out: Path | None = None) -> Outcome:
-    """Run a federation to its end in this process; what it keeps meanwhile lies in a hidden folder of `out`."""
+def carry_out(run: Run) -> Outcome:
+    """Run a federation to its end in this process."""
     from fedpeft.backbones import is_tiny
     from fedpeft.data import is_procedural
     from fedpeft.federate import federate
@@ -346,7 +346,7 @@ def carry_out(run: Run, out: Path | None = None) -> Outcome:
     jobs = [SiteJob.from_sections(run.sections, site=site) for site in sites]
     check_shared(jobs)
     began = time.monotonic()
-    with temporary_folder(out, "run") if out else tempfile.TemporaryDirectory() as folder:
+    with own_folder(STATE) as folder:
         images = _encoded_images()
         images.begin_run()
         shared = SharedModels(images)  # the sites take turns

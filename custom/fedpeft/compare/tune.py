@@ -121,11 +121,12 @@ class Search:
     def settings(self, label: str) -> tuple[str, ...]:
         """Return a point's settings, a backbone with the learning rate that it declares if the search sets none."""
         from fedpeft.backbones import BACKBONES
+        from fedpeft.job.settings import unread_in
 
         own = self.points[label].overrides
         name = dict(self.points[label].values).get("backbone.name")
         rated = any(text.partition("=")[0].strip() == RATE for text in (*own, *self.overrides))
-        if rated or name not in BACKBONES.names():
+        if rated or name not in BACKBONES.names() or unread_in("training", "learning_rate", self._whole):
             return own
         return (*own, f"{RATE}={BACKBONES.get(name).learning_rate}")
 

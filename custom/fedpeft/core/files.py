@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -110,6 +111,14 @@ def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
         yield folder
     finally:
         _remove(folder)
+
+
+@contextlib.contextmanager
+def own_folder(prefix: str) -> Iterator[str]:
+    """Yield a private temporary folder, which is removed at the end, or by the next process if this one dies."""
+    remove_leftovers(Path(tempfile.gettempdir()), f"{prefix}*")
+    with tempfile.TemporaryDirectory(prefix=prefix, suffix=f".{os.getpid()}.draft") as folder:
+        yield folder
 
 
 def drop(folder: Path) -> None:

@@ -153,7 +153,7 @@ def chosen_state() -> Path | None:
     if not (chosen := os.environ.get(STATE_VARIABLE)):
         return None
     folder = Path(os.path.expanduser(chosen))
-    if folder.parts[0].startswith("~"):
+    if str(folder).startswith("~"):
         raise FedpeftError(f"{STATE_VARIABLE} is {chosen!r:.80}, of an unknown user: name the whole path of a folder.")
     return folder
 
@@ -220,7 +220,7 @@ def read_kit(folder: Path) -> Kit:
         )
     role = kinds[0]
     file = folder / "startup" / KIT_FILES[role]
-    content = read_object(file)
+    content, upstream = read_object(file), SERVER
     try:
         if role == ADMIN:
             own = content["admin"]
@@ -232,7 +232,6 @@ def read_kit(folder: Path) -> Kit:
             name = own["fqsn"].split(".")[-1] if role == SITE else own["admin_server"]
             host, _, port = server["service"]["target"].rpartition(":")
             scheme = server["service"].get("scheme", "")
-        upstream = SERVER
         if role == SITE and (relay := folder / "local" / RELAY_FILE).is_file():  # the server's address does not count
             file, upstream = relay, RELAY
             own = read_object(file)["relay_config"]
@@ -252,9 +251,8 @@ def read_kit(folder: Path) -> Kit:
             upstream=upstream,
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise FedpeftError(
-            f"{file} does not name the participant and the server ({error!r}): unpack the kit again."
-        ) from error
+        lacks, whole = ("the relay", "take it from") if upstream == RELAY else ("participant and server", "unpack")
+        raise FedpeftError(f"{file} does not name {lacks} ({error!r}): {whole} the kit again.") from error
 
 
 def read_object(file: Path) -> dict[str, Any]:

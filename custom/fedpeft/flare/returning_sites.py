@@ -131,7 +131,8 @@ class ReturningSites(FLComponent):
             if client is None or client.token == token:
                 continue
             with self._lock:
-                if (job, site) in self._busy:  # its new part is being started, and the end of that is waited for
+                started = self._tokens.get(job, {}).get(site) == client.token  # meanwhile
+                if started or (job, site) in self._busy:  # its new part is being started; the end of that counts
                     continue
                 self._busy.add((job, site))
             rejoins = False

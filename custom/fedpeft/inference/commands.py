@@ -71,7 +71,7 @@ def _predict(arguments: argparse.Namespace) -> None:
         wanted = read_table(arguments.manifest, kept)
     else:
         wanted = read_split(arguments.split, kept)
-    _check_not_read(arguments, wanted)
+    _check_not_read(arguments.heatmap, wanted)
     check_grays(wanted, kept.record)
     if arguments.heatmap and len(wanted.examples) > 1:
         raise FedpeftError(f"--heatmap draws one image, and there are {len(wanted.examples)}: name one with --image.")
@@ -110,6 +110,8 @@ def answered(
 
 def _check_predict(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be done before anything is loaded."""
+    from fedpeft.inference.table import is_predictions
+
     if arguments.top < 1:
         raise FedpeftError(f"--top is {arguments.top}, it must be at least 1.")
     if arguments.image and len(arguments.image) > 1:
@@ -121,6 +123,8 @@ def _check_predict(arguments: argparse.Namespace) -> None:
         raise FedpeftError("--question belongs to --image; a table and a split have questions of their own.")
     if arguments.out and arguments.out.suffix.lower() != ".csv":
         raise FedpeftError(f"--out is {str(arguments.out)!r}, it must end in .csv.")
+    if arguments.out and arguments.out.is_file() and not is_predictions(arguments.out):
+        raise FedpeftError(f"--out is {str(arguments.out)!r}, which is no table of predictions: name another file.")
     from fedpeft.inference.exported import check_own_place
 
     for file in filter(None, (arguments.out, arguments.heatmap)):
@@ -133,18 +137,13 @@ def _check_predict(arguments: argparse.Namespace) -> None:
         check_file(arguments.heatmap)
 
 
-def _check_not_read(arguments: argparse.Namespace, wanted: Wanted) -> None:
-    """Refuse to write over an image or the table that the answers are for."""
-    from fedpeft.data import manifest
+def _check_not_read(picture: Path | None, wanted: Wanted) -> None:
+    """Refuse to draw over an image that is asked about."""
     from fedpeft.data.images import file_of
 
-    table = arguments.manifest
-    read = {file_of(example.image) for example in wanted.examples} | {table}
-    read |= {table / name for name in manifest.FILES} if table else set()
-    known = {file.resolve() for file in read if file}
-    for option, file in (("--out", arguments.out), ("--heatmap", arguments.heatmap)):
-        if file and file.resolve() in known:
-            raise FedpeftError(f"{option} is {str(file)!r}, which is read here: name another file.")
+    read = filter(None, (file_of(example.image) for example in wanted.examples))
+    if picture and picture.resolve() in {file.resolve() for file in read}:
+        raise FedpeftError(f"--heatmap is {str(picture)!r}, which is read here: name another file.")
 
 
 def _print_answers(

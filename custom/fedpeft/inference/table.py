@@ -18,6 +18,14 @@ from fedpeft.inference.predictor import Prediction
 
 SHOWN = 20  # rows of a table on the terminal
 
+COLUMNS = ("image", "question", "answer", "right", "predicted")  # that every table begins with
+
+
+def is_predictions(file: Path) -> bool:
+    """Return whether a file begins as a table that `write_csv` has written, which another may replace."""
+    with file.open("rb") as table:
+        return table.readline(1000).startswith(",".join(COLUMNS).encode())
+
 
 def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int) -> None:
     """Write one row for each prediction of one model; an earlier file is replaced, and its folder created.
@@ -26,7 +34,7 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int
     """
     labelled = bool(predictions) and predictions[0].applies is not None
     rows = list(map(_labels if labelled else _answers, predictions))
-    columns = ["image", "question", "answer", "right", "predicted"]
+    columns = list(COLUMNS)
     if labelled:
         columns += sorted(_column(predictions[0], label) for label in predictions[0].answers)
     else:

@@ -47,8 +47,8 @@ class FlareSettings:
         task_request_interval: how often a site asks for its next task, from 0.01 to 3600; FLARE's default of 2 s
             dominates short rounds.
         get_task_timeout: fetching a task and its adapter.
-        submit_task_result_timeout: sending a reply and its adapter, more than the longest upload takes: after it FLARE
-            sends them again, and a fifth time in vain.
+        submit_task_result_timeout: sending a reply and its adapter; set it above the time of the longest upload,
+            because FLARE sends the whole reply again when it has passed.
         tensor_min_download_timeout: silence after which a download of large tensors is abandoned.
         tensor_streaming_per_request_timeout: one chunk of such a download.
     """

@@ -342,7 +342,8 @@ def check_relay_sums(
     if not federation.sums_at_relays:
         return
     robust = cast(RobustSettings, method.robust)
-    kept, agrees = kept_share(method, training), method.aligns and cast(PIASettings, method.pia).follows_agreement
+    kept, pia = kept_share(method, training), cast(PIASettings, method.pia)
+    capped = pia.weighting == "samples" and robust.max_share < 1 and not method.secure_sum
     reason = ""
     if not method.sums:
         reason = "method.aggregation needs single adapters: use 'fedavg', or 'pia' with method.pia.aligned_at='site'"
@@ -361,7 +362,7 @@ def check_relay_sums(
             "the update check needs what each site sent last, which no relay keeps, where sites keep a part of their "
             "own adapter: set method.pia.client to false, or method.robust.update_factor to 0"
         )
-    elif agrees and robust.max_share < 1 and not method.secure_sum:
+    elif method.aligns and pia.follows_agreement and capped:
         reason = "method.pia.share='agreement' needs a site's weight in their mean: set method.robust.max_share to 1"
     if reason:
         raise FedpeftError(

@@ -63,7 +63,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((str(address[0]), port), Handler)
         except UnicodeError as error:  # of the host's name
             raise FedpeftError(
-                f"--host is {host!r:.80}, which is no name of a machine: name an address of it."
+                f"--host is {host!r:.80}, which is not a valid host name: give an address of this machine."
             ) from error
         except OSError as error:
             raise FedpeftError(_why(error, host, port)) from error
