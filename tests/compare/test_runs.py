@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from fedpeft.compare.published import methods_of, published
 from fedpeft.compare.runs import Variant, outcomes, sections_of, variants
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.files import remove_leftovers
+from fedpeft.core.files import own_folder
 from fedpeft.core.settings import build
 from fedpeft.data import is_procedural
 from fedpeft.data.registry import DATASETS
@@ -876,7 +877,7 @@ def test_a_run_is_not_that_of_another_plugin(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_runs_end_with_their_command(tmp_path, how):
+def test_runs_end_with_their_command(tmp_path, monkeypatch, how):
     """Those that the pool has handed on already, which it cannot cancel, end too, and leave no state behind."""
     fedpeft, small = Path(sys.executable).with_name("fedpeft"), ["training.rounds=1000", "data.train_size=16"]
     what = ["fedpia_task1", "--methods", "fedavg", "--seeds", "3", "--processes", "1", "--out", tmp_path]
@@ -894,7 +895,9 @@ def test_runs_end_with_their_command(tmp_path, how):
     assert started
     assert not psutil.wait_procs(started, timeout=60)[1]
     if how == signal.SIGKILL:  # the next run does it
-        remove_leftovers(tmp_path)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with own_folder(experiment.STATE):
+            pass
     assert not list(tmp_path.glob(".fedpeft-run*"))
 
 

@@ -221,6 +221,8 @@ def test_another_backbone_brings_the_settings_that_it_declares(folder, tmp_path)
         'backbone.name="vilt"',
         f"{RATE}=0.2",
     }
+    read_nowhere = ["method.name=classifier", "method.aggregation=none", "training.head_learning_rate=0.1"]
+    assert replace(chosen, overrides=read_nowhere).settings("name=vilt") == ('backbone.name="vilt"',)
     given = replace(chosen, overrides=[f"{RATE}=0.3"])
     assert given.settings("name=vilt") == ('backbone.name="vilt"',)
     assert of_point["name=tiny-vilt"]["method"]["settings"]["houlsby"] == {"reduction_factor": 4}

@@ -205,11 +205,11 @@ def test_the_sites_privacy_file_must_have_the_filters(content, expected, make_ki
         (["method.aggregation=fedavg", "method.secure_sum=true"], "fail: .* clips, which an adapter under the masks"),
         (
             ["method.pia.share=0.5", "method.pia.accept=false", "method.site_settings={slake: {reduction_factor: 8}}"],
-            "fail: method.site_settings may give this site other shapes",
+            "warn: method.site_settings may give this site other shapes",
         ),
         (
             ["method.aggregation=fedavg", "schedule.solver=exact", "schedule.budget=1"],
-            "fail: .* has noise and no score_clip",
+            "fail: .* has noise and no score_clip, .*: set score_clip and score_noise",
         ),
     ],
 )
@@ -600,6 +600,20 @@ def test_backbones_of_several_sites(overrides, expected, make_job, tmp_path):
     sources = f"backbone.sites={{slake: {{source: {shallow}}}, vqa-rad: {{source: {TINY_FOLDER}}}}}"
     context = open_context(make_job("federation.sites=[slake, vqa-rad]", sources, *overrides))
     assert re.search(expected, text(backbone.check_backbone(context)))
+    assert largest(context) == "vqa-rad"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "backbone.sites={vqa-rad: {image_size: 96}}",
+        "backbone.sites={slake: {text_length: 10}}",
+        "method.site_settings={vqa-rad: {reduction_factor: 2}}",
+    ],
+)
+def test_the_site_that_needs_most_is_measured(settings, make_job):
+    context = open_context(make_job("federation.sites=[slake, vqa-rad]", "method.pia.accept=false", settings))
     assert largest(context) == "vqa-rad"
 
 

@@ -422,6 +422,7 @@ def test_a_damaged_round_is_named(of_tables, tmp_path, capsys):
         ("--manifest", "FOLDER", "--out", "FOLDER/manifest.csv"),
         ("--split", "test", "--out", "FOLDER/manifest.csv"),
         ("--image", "SCAN", "--heatmap", "SCAN"),
+        ("--image", "SCAN", "--heatmap", "FOLDER/test-1.png"),
     ],
 )
 def test_nothing_that_is_read_is_written_over(predict, tables, tmp_path, arguments):
@@ -432,7 +433,7 @@ def test_nothing_that_is_read_is_written_over(predict, tables, tmp_path, argumen
     before = {file: file.read_bytes() for file in folder.iterdir()}
     code, _, error = predict("classes", *arguments)
     assert (code, before) == (1, {file: file.read_bytes() for file in folder.iterdir()})
-    assert re.search("which is (read here|no table of predictions): name another file", error)
+    assert re.search("which is (there already|no table of predictions): name", error)
 
 
 @pytest.mark.slow

@@ -313,9 +313,11 @@ def test_printed_commands_hold_where_a_folder_has_a_blank(clinics, tmp_path, cap
 
 
 @pytest.mark.parametrize("recipes", ["", "# One line per job.\n"])
-def test_a_list_of_jobs_may_be_empty(clinics, recipes):
+def test_a_list_of_jobs_may_be_empty(clinics, recipes, capsys):
     Path("app_configs").mkdir()
     Path("app_configs/jobs.yml").write_text(recipes)
+    assert cli.main(["jobs", "--check"]) == 1
+    assert "lists no job: name one" in capsys.readouterr().err
     assert cli.main(["new", "own", "--data", str(clinics)]) == 0
 
 

@@ -117,7 +117,11 @@ def temporary_folder(parent: Path, name: str) -> Iterator[Path]:
 def own_folder(prefix: str) -> Iterator[str]:
     """Yield a private temporary folder, which is removed at the end, or by the next process if this one dies."""
     remove_leftovers(Path(tempfile.gettempdir()), f"{prefix}*")
-    with tempfile.TemporaryDirectory(prefix=prefix, suffix=f".{os.getpid()}.draft") as folder:
+    try:
+        made = tempfile.TemporaryDirectory(prefix=prefix, suffix=f".{os.getpid()}.draft")
+    except OSError as error:
+        raise unwritable(Path(tempfile.gettempdir()), error) from error
+    with made as folder:
         yield folder
 
 

@@ -220,7 +220,8 @@ def read_kit(folder: Path) -> Kit:
         )
     role = kinds[0]
     file = folder / "startup" / KIT_FILES[role]
-    content, upstream = read_object(file), SERVER
+    content = read_object(file)
+    upstream = SERVER
     try:
         if role == ADMIN:
             own = content["admin"]
@@ -251,8 +252,10 @@ def read_kit(folder: Path) -> Kit:
             upstream=upstream,
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        lacks, whole = ("the relay", "take it from") if upstream == RELAY else ("participant and server", "unpack")
-        raise FedpeftError(f"{file} does not name {lacks} ({error!r}): {whole} the kit again.") from error
+        missing, remedy = "the participant and the server", "unpack the kit again"
+        if upstream == RELAY:
+            missing, remedy = "the relay", "take this file from the kit again"
+        raise FedpeftError(f"{file} does not name {missing} ({error!r}): {remedy}.") from error
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -72,13 +72,6 @@ class ChosenImage:
 ImageSource = Path | str | np.ndarray | EncodedImage | ChosenImage
 
 
-def file_of(image: ImageSource) -> Path | None:
-    """Return the file of an image; None: it is in memory or inside a table."""
-    if isinstance(image, ChosenImage):
-        return image.file
-    return Path(image) if isinstance(image, Path | str) else None
-
-
 def open_image(image: ImageSource) -> Image.Image:
     """Open an image as a PIL image in mode RGB; an array is (H, W, 3) uint8.
 

@@ -141,6 +141,8 @@ def check_data(context: Context) -> Iterator[Finding]:
         context.data[site] = DataFacts(bool(loaded.labels), loaded.metric)
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
+        if job.training.patience and context.policy and (context.policy.sum_with or not context.policy.metrics):
+            yield warned(f"site {site}: training.patience goes by figures that this site's file keeps here.")
         if not loaded.validation:
             yield from (finding(f"site {site}: {sentence}") for finding, sentence in _validation_problems(job))
         whole += [loaded] * opened.startswith("all")
@@ -161,6 +163,11 @@ def _validation_problems(job: SiteJob) -> Iterator[tuple[Callable[[str], Finding
     if job.method.aligns and pia.client and pia.share == VALIDATION:
         why = "method.pia.share is 'validation', and no sample is in a validation split"
         yield failed, f"{why}: set {setting}, or a number as share."
+    if job.training.patience:
+        why = (
+            f"training.patience is {job.training.patience}, and without a validation split this site ends no job early"
+        )
+        yield warned, f"{why}: set {setting}, or training.patience to 0."
     if job.training.keep == BEST:
         why = "training.keep is 'best', and without a validation split no round is"
         yield warned, f"{why}: set {setting}, or training.keep to 'last'."

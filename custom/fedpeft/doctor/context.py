@@ -155,7 +155,7 @@ class Context:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """Memory and disk that the site with the deepest backbone needs; measured once."""
+        """Memory and disk that the largest site needs; measured once."""
         from fedpeft.doctor.footprint import footprint, largest
 
         return footprint(self.admitted_at(largest(self)), policy=self.policy, data=self.data)

@@ -31,11 +31,10 @@ from fedpeft.data.schema import Example
 from fedpeft.doctor.context import Context, DataFacts
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.registry import MemorySettings
-from fedpeft.job.federation import several_backbones
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.methods.trainable import Trainable
+from fedpeft.methods.trainable import Trainable, parameter_count
 from fedpeft.site import computing
 from fedpeft.site.kept_features import MIB
 from fedpeft.site.loop import KEPT_TENSORS
@@ -61,15 +60,19 @@ class Footprint:
 
 
 def largest(context: Context) -> str:
-    """Return the first site with the most layers in its backbone."""
-    if not several_backbones(context.job.sections["backbone"]):
+    """Return the site whose model needs most, by layers, sizes of inputs and what it trains; of equals the first."""
+    sections = context.job.sections
+    if not sections["backbone"].get("sites") and not sections["method"].get("site_settings"):
         return context.sites[0]
-    chosen = {site: context.at(site).backbone for site in context.sites}
-    layers = {
-        site: backbones.skeleton(settings.name, settings.source, download=context.downloads).num_layers
-        for site, settings in chosen.items()
-    }
-    return max(context.sites, key=layers.__getitem__)
+
+    def size(site: str) -> tuple[float, ...]:
+        job = context.at(site)
+        empty = backbones.skeleton(job.backbone.name, job.backbone.source, download=context.downloads)
+        own = job.method.settings_of(site)
+        trained = parameter_count(empty, job.method.registered.tuning(), own).trained
+        return empty.num_layers, job.backbone.image_size or empty.image_size or 0, job.backbone.text_length, trained
+
+    return max(context.sites, key=size)
 
 
 def footprint(

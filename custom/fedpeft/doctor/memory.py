@@ -40,10 +40,10 @@ def check_memory(context: Context) -> Iterator[Finding]:
 
 def within_limit(one: Footprint, gib: float, *, on_gpu: bool) -> Finding:
     """Check the training process, or its part of a GPU, against `memory_gib` of the site policy."""
-    needed = max(one.process, gpu_bytes(one)) if on_gpu else one.process + one.step
+    needed = max(one.process, one.weights + one.step) if on_gpu else one.process + one.step
     facts = f"memory_gib of the site policy is {gib:g}, and the training process needs about {needed / GIB:.1f} GiB"
     if needed > gib * GIB:
-        return failed(f"{facts}: raise memory_gib, or lower training.batch_size.")
+        return failed(f"{facts}: raise memory_gib, or lower training.batch_size, features_mib or images_mib.")
     return passed(f"{facts}.")
 
 

@@ -259,9 +259,9 @@ def _clipping_problem(job: SiteJob, settings: PrivacySettings, place: Path | str
             f"difference to the last global adapter: use another aggregation, or reference: {ZERO}."
         )
     if job.method.site_settings and settings.reference == RECEIVED:
-        return failed(
+        return warned(
             f"method.site_settings may give this site other shapes than the global adapter's, and {place} clips the "
-            f"difference to that: leave site_settings out, or set reference: {ZERO}."
+            f"difference to that, which would block its adapters: leave site_settings out, or set reference: {ZERO}."
         )
     if job.training.scaffold:
         return warned(
@@ -282,11 +282,13 @@ def _check_settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[Sit
     for job in jobs:
         if job.method.secure_sum:
             return failed(
-                f"{file} clips, which an adapter under the masks of method.secure_sum cannot be, so every reply is "
+                f"{file} clips, which an adapter under the masks of method.secure_sum cannot be, so every adapter is "
                 f"blocked: set privacy to {OFF!r} there, and sum_noise in the site's fedpeft.json."
             )
         if job.schedule.scored and settings.noise and not settings.score_clip:
-            return failed(f"{file} has noise and no score_clip, so scores of layers are blocked: set score_clip too.")
+            return failed(
+                f"{file} has noise and no score_clip, so scores of layers are blocked: set score_clip and score_noise."
+            )
         if finding := _clipping_problem(job, settings, file):
             return finding
     if not settings.noise:

@@ -56,9 +56,16 @@ def register_early() -> None:
 FIELDS, KIND = "fedpeft", "fedpeft_kind"
 
 
+def _contiguous(value: Any) -> Any:
+    """Return a dense tensor as FLARE can send it; anything else as it is, for the filters to refuse."""
+    import torch  # not where a site's FLARE process starts
+
+    return value.contiguous() if isinstance(value, torch.Tensor) and value.layout == torch.strided else value
+
+
 def to_model(message: Order | Reply, *, round: int | None = None, rounds: int | None = None) -> FLModel:
     """Return the message as FLARE sends it, with contiguous tensors; round and rounds are for FLARE."""
-    state = {key: tensor.contiguous() for key, tensor in message.state.items()} if message.carries_state else {}
+    state = {key: _contiguous(value) for key, value in message.state.items()} if message.carries_state else {}
     return FLModel(
         params_type=ParamsType.FULL,
         params=state,

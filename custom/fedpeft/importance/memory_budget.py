@@ -177,7 +177,7 @@ def _costliest_first(costs: Sequence[float], alone: float) -> list[float]:
 def available_memory(device: torch.device) -> float:
     """Return the bytes that can still be allocated on a device: free in CUDA's driver, or in torch's cache.
 
-    What this process is limited to counts as well, such as by `memory_gib` of a site policy.
+    What this process is limited to counts as well, such as by `memory_gib` of a site policy; on CUDA if torch tells.
     """
     if device.type == "cuda":
         free, whole = torch.cuda.mem_get_info(device)

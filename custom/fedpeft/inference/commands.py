@@ -71,7 +71,6 @@ def _predict(arguments: argparse.Namespace) -> None:
         wanted = read_table(arguments.manifest, kept)
     else:
         wanted = read_split(arguments.split, kept)
-    _check_not_read(arguments.heatmap, wanted)
     check_grays(wanted, kept.record)
     if arguments.heatmap and len(wanted.examples) > 1:
         raise FedpeftError(f"--heatmap draws one image, and there are {len(wanted.examples)}: name one with --image.")
@@ -110,7 +109,7 @@ def answered(
 
 def _check_predict(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be done before anything is loaded."""
-    from fedpeft.inference.table import is_predictions
+    from fedpeft.inference.table import may_be_replaced
 
     if arguments.top < 1:
         raise FedpeftError(f"--top is {arguments.top}, it must be at least 1.")
@@ -123,8 +122,10 @@ def _check_predict(arguments: argparse.Namespace) -> None:
         raise FedpeftError("--question belongs to --image; a table and a split have questions of their own.")
     if arguments.out and arguments.out.suffix.lower() != ".csv":
         raise FedpeftError(f"--out is {str(arguments.out)!r}, it must end in .csv.")
-    if arguments.out and arguments.out.is_file() and not is_predictions(arguments.out):
+    if arguments.out and not may_be_replaced(arguments.out):
         raise FedpeftError(f"--out is {str(arguments.out)!r}, which is no table of predictions: name another file.")
+    if arguments.heatmap and arguments.heatmap.is_file():
+        raise FedpeftError(f"--heatmap is {str(arguments.heatmap)!r}, which is there already: name a new file.")
     from fedpeft.inference.exported import check_own_place
 
     for file in filter(None, (arguments.out, arguments.heatmap)):
@@ -135,15 +136,6 @@ def _check_predict(arguments: argparse.Namespace) -> None:
         from fedpeft.inference.heatmap import check_file
 
         check_file(arguments.heatmap)
-
-
-def _check_not_read(picture: Path | None, wanted: Wanted) -> None:
-    """Refuse to draw over an image that is asked about."""
-    from fedpeft.data.images import file_of
-
-    read = filter(None, (file_of(example.image) for example in wanted.examples))
-    if picture and picture.resolve() in {file.resolve() for file in read}:
-        raise FedpeftError(f"--heatmap is {str(picture)!r}, which is read here: name another file.")
 
 
 def _print_answers(

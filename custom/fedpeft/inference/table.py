@@ -21,10 +21,15 @@ SHOWN = 20  # rows of a table on the terminal
 COLUMNS = ("image", "question", "answer", "right", "predicted")  # that every table begins with
 
 
-def is_predictions(file: Path) -> bool:
-    """Return whether a file begins as a table that `write_csv` has written, which another may replace."""
+def may_be_replaced(file: Path) -> bool:
+    """Return whether a file is not there, empty, or a table that `write_csv` wrote and no site reads as its data."""
+    if not file.is_file():
+        return True
+    from fedpeft.data.manifest import FILES
+
     with file.open("rb") as table:
-        return table.readline(1000).startswith(",".join(COLUMNS).encode())
+        begins = table.readline(1000)
+    return file.name.lower() not in FILES and (not begins or begins.startswith(",".join(COLUMNS).encode()))
 
 
 def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int) -> None:

@@ -136,9 +136,9 @@ class SitePolicy:
         min_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1. A
             single image of a class would show in them whether it is recognized.
         min_score_samples: samples over which a layer score is formed.
-        min_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
-            step before it.
-        min_probe_samples: samples whose activations decide the order of neurons.
+        min_batch_size: samples per training step, and so at least for training; what would be left for a smaller last
+            step of a pass joins the step before it.
+        min_probe_samples: training samples whose activations decide the order of neurons.
         max_rounds: rounds that a job may have.
         max_local_epochs: passes over this site's training split in one round.
         max_batch_size: samples per step, of training and of evaluation.

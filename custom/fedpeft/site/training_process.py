@@ -24,7 +24,6 @@ from fedpeft.answering import ANSWERING
 from fedpeft.backbones import is_tiny
 from fedpeft.core.registry import only_plugins
 from fedpeft.core.settings import build
-from fedpeft.core.states import dtype_of
 from fedpeft.core.text import CleanedStream, StepLines, one_line
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import cut_texts, remarks, unread_questions
@@ -188,6 +187,8 @@ def _print_to(file: Path) -> None:
 
 def _introduce(learner: Learner, _: State, *, initial: bool, finished: int, own: int) -> Answer:
     """Return what the server may know of the site, and the first adapter if it is asked for."""
+    from fedpeft.core.states import dtype_of  # imports torch
+
     _print_remarks(learner)
     sent = learner.first_state()
     values = {
