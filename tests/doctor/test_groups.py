@@ -322,11 +322,19 @@ def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_jo
 
 
 @pytest.mark.slow
+def test_a_site_that_keeps_its_figures_is_told_that_it_ends_no_job(make_job, make_kit, small_policy):
+    folder = make_kit("site", policy={**small_policy, "metrics": False})
+    shown = text(data.check_data(open_context(make_job("training.patience=2"), startup_kit=folder)))
+    assert "warn: site slake: training.patience is 2, and this site's file keeps its figures here: others" in shown
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
         ("method.pia.share=validation", "fail: site slake: method.pia.share is 'validation', and no sample is in"),
         ("training.keep=best", "warn: site slake: training.keep is 'best', and without a validation split no round"),
+        ("training.patience=2", "warn: site slake: training.patience is 2, and without a validation split this site"),
     ],
 )
 def test_what_needs_a_validation_split_is_said_where_there_is_none(setting, sentence, make_job):

@@ -142,7 +142,8 @@ def check_data(context: Context) -> Iterator[Finding]:
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
         if job.training.patience and context.policy and (context.policy.sum_with or not context.policy.metrics):
-            yield warned(f"site {site}: training.patience goes by figures that this site's file keeps here.")
+            why = f"training.patience is {job.training.patience}, and this site's file keeps its figures here"
+            yield warned(f"site {site}: {why}: others decide when the job ends, or set it to 0.")
         if not loaded.validation:
             yield from (finding(f"site {site}: {sentence}") for finding, sentence in _validation_problems(job))
         whole += [loaded] * opened.startswith("all")
