@@ -6,11 +6,10 @@ imported, whichever of the two comes first. It switches off transformers' kernel
 """
 
 import os
-from typing import Any
 
 import wrapt
 
-from fedpeft.core.registry import lazily, lazy_names
+from fedpeft.core.registry import lazy_module
 
 __version__ = "0.1.0"
 
@@ -21,11 +20,4 @@ wrapt.register_post_import_hook("fedpeft.methods.peft_types:register_all", "peft
 _HOME = {"load_adapter": "methods.adapters", "merge": "inference.merging"}
 
 __all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    return lazily(__name__, _HOME, name)
-
-
-def __dir__() -> list[str]:
-    return lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_module(__name__, _HOME)

@@ -4,9 +4,7 @@
 The adapters themselves are in `fedpeft.methods`.
 """
 
-from typing import Any
-
-from fedpeft.core.registry import lazily, lazy_names
+from fedpeft.core.registry import lazy_module
 
 # torch and PEFT cost seconds: a name is imported when it is first used
 _HOME = {
@@ -29,11 +27,4 @@ _HOME = {
 }
 
 __all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    return lazily(__name__, _HOME, name)
-
-
-def __dir__() -> list[str]:
-    return lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_module(__name__, _HOME)

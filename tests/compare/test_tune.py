@@ -87,7 +87,7 @@ def test_a_setting_that_lacks_a_site_stands_below_those_that_have_all():
     assert step.ranked == [good.method, bad.method]
     notes = table_of(made, [step]).notes
     assert f"{bad.method} has no figure of vqa-rad after 9 rounds, and stands below those that have all." in notes
-    assert f"{bad.method}, after 9 rounds: the check of updates (method.robust) refused 9 replies." in notes
+    assert f"{bad.method}, after 9 rounds: missing or refused, and in no figure: 9 replies." in notes
 
 
 def test_a_setting_of_the_search_that_changes_nothing_is_refused():

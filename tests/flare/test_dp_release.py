@@ -13,7 +13,7 @@ from full_disk import full_disk
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.protocol import epsilon
-from fedpeft.protocol.outgoing_reply import BLOCKED
+from fedpeft.protocol.fields import BLOCKED
 from fedpeft.protocol.types import METRICS, Hello
 
 TINY = 1e-9

@@ -14,7 +14,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.core.files import write_json
 from fedpeft.core.states import digest
 from fedpeft.flare.filters import HEADERS
-from fedpeft.protocol.outgoing_reply import BLOCKED, KNOWN
+from fedpeft.protocol.fields import BLOCKED
+from fedpeft.protocol.outgoing_reply import KNOWN
 from fedpeft.protocol.types import METRICS, Hello, Introduction, ScoreReply, TrainReply
 
 HELLO = Hello(version="1")

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from fedpeft.core.errors import FedpeftError
 from fedpeft.flare import relay
 from fedpeft.flare.executor import SiteExecutor
-from fedpeft.flare.messages import to_model
+from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.flare.relay import ADD_UP, FETCH, MEASURE, OPEN, REACH, TAKE, CellRelays, SumDesk, fetch, hand_over
 from fedpeft.protocol.types import (
     METRICS,
@@ -279,12 +279,13 @@ def test_large_adapters_are_added_from_the_relays_disk(wire, monkeypatch, tmp_pa
 
 
 @pytest.fixture
-def site(wire):
-    """Function from an order and a reply to what FLARE of a site behind the relay reads and sends."""
+def site(wire, tmp_path):
+    """Function from an order and a reply to what FLARE of a site behind the relay reads and sends, with its problem."""
+    workspace = SimpleNamespace(get_run_dir=lambda job: str(tmp_path))
 
     def run(order, reply):
         executor, context = SiteExecutor(), FLContext()
-        engine = SimpleNamespace(get_cell=lambda: wire.of(NORTH))
+        engine = SimpleNamespace(get_cell=lambda: wire.of(NORTH), get_workspace=lambda: workspace)
         for key, value in {ReservedKey.ENGINE: engine, ReservedKey.IDENTITY_NAME: "north"}.items():
             context.set_prop(key, value, private=True, sticky=False)
         read = FLModelUtils.to_shareable(to_model(order, round=1))
@@ -295,7 +296,7 @@ def site(wire):
         sent = FLModelUtils.to_shareable(to_model(reply, round=1))
         context.set_prop(FLContextKey.TASK_RESULT, sent, private=True, sticky=False)
         executor.handle_event(EventType.AFTER_TASK_RESULT_FILTER, context)
-        return read["DXO"]["data"], sent["DXO"]["data"]
+        return read["DXO"]["data"], sent["DXO"]["data"], sent["DXO"]["meta"][FIELDS]["problem"]
 
     return run
 
@@ -312,21 +313,21 @@ def answered(problem="", round=1):
 
 def test_a_site_fetches_at_its_relay_and_hands_over_there(wire, site):
     relays(wire).ask(RELAY, order(), Measured)
-    fetched, sent = site(of_relay(RELAY, {}), answered())
+    fetched, sent, problem = site(of_relay(RELAY, {}), answered())
     assert torch.equal(fetched[KEY], START[KEY])
-    assert sent == {}
+    assert (sent, problem) == ({}, "")
     assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {"north": 1.0}
 
 
 @pytest.mark.parametrize("named", ["relay-b", "server", "south"])
 def test_no_adapter_leaves_a_site_for_a_relay_that_is_not_its_own(wire, site, named):
-    """Nor does the server get it instead."""
-    fetched, sent = site(of_relay(named, {}), answered())
-    assert (fetched, sent, wire.reached) == ({}, {}, [])
+    """Nor does the server get it instead; it learns that this reply counts for nothing."""
+    assert site(of_relay(named, {}), answered()) == ({}, {}, "not-at-relay")
+    assert wire.reached == []
 
 
 def test_a_relay_that_lost_its_order_gets_no_adapter_and_the_server_none_either(wire, site):
-    assert site(of_relay(RELAY, {}), answered()) == ({}, {})
+    assert site(of_relay(RELAY, {}), answered()) == ({}, {}, "not-at-relay")
 
 
 def test_a_reply_with_a_problem_brings_no_adapter_to_the_relay(wire, site):
@@ -336,7 +337,8 @@ def test_a_reply_with_a_problem_brings_no_adapter_to_the_relay(wire, site):
 
 
 def test_without_a_relay_the_adapter_goes_to_the_server(wire, site):
-    fetched, sent = site(of_relay("", START), answered())
+    fetched, sent, problem = site(of_relay("", START), answered())
     assert torch.equal(fetched[KEY], START[KEY])
     assert torch.equal(sent[KEY], torch.ones(3, 4))
+    assert problem == ""
     assert wire.reached == []

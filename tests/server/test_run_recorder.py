@@ -54,7 +54,7 @@ def test_the_manifest_of_a_resumed_job_has_faults_and_seconds_of_the_rounds_befo
     first.add_round(1, {"north": reply(2)}, {"south": "site south sent NaN"}, {}, seconds=1000.0)
     before = SimpleNamespace(history=first.history, round=1)
     second = RunRecorder(tmp_path / "second", job="test")
-    second.record_lineage("one", before, {})
+    second.record_lineage("one", before)
     second.add_round(2, {"north": reply()}, {"south": "site south is away"}, {}, seconds=1.0)
     second.fail("enough")
     made = json.loads((tmp_path / "second" / "manifest.json").read_text())
@@ -89,16 +89,14 @@ def test_a_resumed_job_keeps_what_its_history_says_of_a_site_that_is_away(tmp_pa
     first.add_round(1, {"north": reply(), "south": reply()}, {}, {}, seconds=1.0)
     before = SimpleNamespace(history=first.history, round=1)
     second = RunRecorder(tmp_path / "second", job="test")
-    second.record_lineage("one", before, {})
+    second.record_lineage("one", before)
     second.record_handshake(*settings, {"north": sites["north"]}, problems={"south": "is away"})
     assert {name: second.history[name] for name in first.history} == first.history
     third = RunRecorder(tmp_path / "third", job="test")
-    third.record_lineage("one", before, {})
+    third.record_lineage("one", before)
     third.record_handshake(*settings, sites | {"west": introduction("west")}, problems={})
     real = RunRecorder(tmp_path / "real", job="test")
-    real.record_lineage(
-        "one", SimpleNamespace(history=first.history | {"tiny": False, "procedural": False}, round=1), {}
-    )
+    real.record_lineage("one", SimpleNamespace(history=first.history | {"tiny": False, "procedural": False}, round=1))
     east = introduction("east", tiny=True, procedural=True, dataset="phantom", backbone="tiny-vilt")
     real.record_handshake(*settings, {"north": sites["north"], "east": east}, problems={})
     assert real.history["tiny"]

@@ -19,9 +19,7 @@ Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of 
     merged = barycenter([site_a, site_b, site_c], gamma=0.1)    # adapters of any width
 """
 
-from typing import Any
-
-from fedpeft.core.registry import lazily, lazy_names
+from fedpeft.core.registry import lazy_module
 
 # torch and scipy cost seconds: a name is imported when it is first used
 _HOME = {
@@ -42,11 +40,4 @@ _HOME = {
 }
 
 __all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    return lazily(__name__, _HOME, name)
-
-
-def __dir__() -> list[str]:
-    return lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_module(__name__, _HOME)

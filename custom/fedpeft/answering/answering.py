@@ -78,6 +78,12 @@ class _Examples(Dataset):
             return error  # raised by the reader: from a worker it would arrive as the text of a traceback
 
 
+def largest_batch(count: int, batch_size: int, smallest: int) -> int:
+    """Return the size of the largest of the batches of `count` examples; a last one below `smallest` joins another."""
+    rest = count % batch_size
+    return batch_size + rest if 0 < rest < min(smallest, count) else min(count, batch_size)
+
+
 class _Viewed:
     """An order of n examples, each in a random one of `views` views."""
 
@@ -98,7 +104,7 @@ class _Indices(BatchSampler):
 
     def __init__(self, order: Order, batch_size: int, smallest: int) -> None:
         super().__init__(order, batch_size, drop_last=False)
-        self._joins = 0 < len(order) % batch_size < min(smallest, len(order))
+        self._joins = largest_batch(len(order), batch_size, smallest) > batch_size
 
     def __len__(self) -> int:
         return super().__len__() - self._joins

@@ -26,7 +26,7 @@ from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.backbone import ANSWER, ANSWER_MASK, NO_TOKEN, STATES, Backbone, Decoder, question_of, targets
 from fedpeft.backbones.writing import Writer
 from fedpeft.core.errors import FedpeftError
-from fedpeft.data.answers import AnswerVocabulary, normalize
+from fedpeft.data.answers import AnswerVocabulary, clean_text, normalize
 from fedpeft.data.schema import Example
 from fedpeft.methods import trainable
 
@@ -83,18 +83,22 @@ class Generation(TokenAnswering):
 
     def right(self, batch: Batch) -> Tensor:
         """Compare what the model writes with the accepted answers."""
-        written = self.writer.write(batch.inputs, self.longest)
-        pairs = zip(written, batch.accepted, strict=True)
-        return torch.tensor([bool(text.strip()) and normalize(text) in accepted for text, accepted in pairs])
+        pairs = zip(self._written(batch), batch.accepted, strict=True)
+        return torch.tensor([bool(text) and text in accepted for text, accepted in pairs])
 
     def answers(self, batch: Batch, max_answers: int) -> list[list[Scored]]:
         """See `Answering`: the one answer that the model writes, with the probability of its tokens."""
-        written = [normalize(text) if text.strip() else "" for text in self.writer.write(batch.inputs, self.longest)]
+        written = self._written(batch)
         inputs = question_of(batch.inputs) | self.writer.answer_tokens(written, batch.target.device)
         losses = token_losses(self(inputs), targets(inputs)).sum(-1)
         return [
             [Scored(text, probability)] for text, probability in zip(written, (-losses).exp().tolist(), strict=True)
         ]
+
+    def _written(self, batch: Batch) -> list[str]:
+        """Return what the model writes, normalized; empty if it is only blanks or characters without width."""
+        written = self.writer.write(batch.inputs, self.longest)
+        return [normalize(text) if clean_text(text).strip() else "" for text in written]
 
     def unanswerable(self, examples: Sequence[Example]) -> int:
         """Return 0: any answer can be written."""
@@ -121,26 +125,35 @@ ROWS = 128  # answers in one pass through the decoder
 
 
 class Ranking(TokenAnswering, Choosing):
-    """A backbone with a decoder that ranks at most `candidates` of a site's answers; 0: all."""
+    """A backbone with a decoder that ranks at most `candidates` of a site's answers; 0: all.
+
+    Of answers with the same tokens, such as `x-ray` and `x ray`, only the first is ranked: it stands for the others.
+    """
 
     backbone: Decoder
     ids: Tensor
     mask: Tensor
+    distinct: Tensor
 
     def __init__(self, backbone: Decoder, vocabulary: AnswerVocabulary, candidates: int) -> None:
         super().__init__(backbone, nn.Module(), vocabulary)
-        self.candidates = min(candidates or len(vocabulary), len(vocabulary))
         pool = backbone.answer_tokens(vocabulary.answers)
         self.register_buffer("ids", pool[ANSWER], persistent=False)
         self.register_buffer("mask", pool[ANSWER_MASK], persistent=False)
+        first: dict[tuple[int, ...], int] = {}
+        tokens = (pool[ANSWER] * pool[ANSWER_MASK]).tolist()
+        self.first = torch.tensor([first.setdefault(tuple(row), number) for number, row in enumerate(tokens)])
+        self.register_buffer("distinct", torch.tensor([*first.values()]), persistent=False)
+        self.candidates = min(candidates or len(first), len(first))
 
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
         """Return a batch with the tokens of the answers (B, T) as target, and accepted places in the pool (B, A)."""
         answers = self.backbone.answer_tokens([example.answer for example in examples])
+        numbers = accepted(self.vocabulary, examples)
         return Batch(
             inputs=self.backbone.collate(list(images), [example.question for example in examples]) | answers,
             target=targets(answers)[:, 1:],
-            accepted=accepted(self.vocabulary, examples),
+            accepted=torch.where(numbers < 0, numbers, self.first[numbers]),
             closed=torch.tensor([example.closed for example in examples]),
         )
 
@@ -166,11 +179,11 @@ class Ranking(TokenAnswering, Choosing):
         """Return the log-probability of each answer of the pool (B, N); minus infinity if it was not ranked."""
         states, seen = self.backbone(**question_of(inputs)), inputs["attention_mask"]
         count, (pool, _) = len(states), self.ids.shape
-        chosen = torch.arange(pool, device=states.device).expand(count, -1)
-        if self.candidates < pool:
+        chosen = self.distinct.expand(count, -1)
+        if self.candidates < len(self.distinct):
             begin = self.ids[:1, :2].expand(count, -1)
             first = self._logits(begin, torch.ones_like(begin), states, seen)[:, 0]
-            chosen = first[:, self.ids[:, 1]].topk(self.candidates, dim=-1).indices
+            chosen = self.distinct[first[:, self.ids[self.distinct, 1]].topk(self.candidates, dim=-1).indices]
         owners = torch.arange(count, device=states.device).repeat_interleave(self.candidates)
         parts = [
             self._sums(states[rows], seen[rows], answers)

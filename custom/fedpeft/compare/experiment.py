@@ -382,7 +382,7 @@ def carry_out(run: Run) -> Outcome:
         settings=run.settings,
         recipe=run.recipe,
         samples={site: one.samples for updates in rounds for site, one in updates.items()},
-        pooled=tuple(value for value in pooled if value is not None),
+        pooled=tuple(pooled) if any(value is not None for value in pooled) else (),
         cpu_seconds=spent if on_cpu else None,
         alignment=alignment,
         validation=_site_figures(rounds, VALIDATION),

@@ -40,9 +40,9 @@ class Outcome:
     recipe: str = ""
     # site -> training samples; a site may be missing where they were not counted
     samples: Mapping[str, int] = field(default_factory=dict)
-    # for each round, the balanced accuracy on the test images of all sites together; empty where they were not counted
-    # by class, as in a finished run, whose sites send no such counts
-    pooled: tuple[float, ...] = ()
+    # for each round, the balanced accuracy on the test images of all sites together, None where no site has one; empty
+    # where they were not counted by class, as in a finished run, whose sites send no such counts
+    pooled: tuple[float | None, ...] = ()
     # of all threads and child processes, from the first round to the last; None where it was not measured, or an
     # accelerator did the work
     cpu_seconds: float | None = None
@@ -81,13 +81,21 @@ class Outcome:
         values = self._last_figures(site, last)
         return 100 * statistics.fmean(values.values()) if values else math.nan
 
-    def missing(self, *, last: int = 1, metric: str | None = None) -> frozenset[tuple[int, str]]:
+    def missing(
+        self, *, last: int = 1, metric: str | None = None, beside: Iterable[Outcome] = ()
+    ) -> frozenset[tuple[int, str]]:
         """Return the sites that have no figure in one of the last rounds, with that round, 0 for the last one.
 
-        With a metric, only sites that are measured by it. A run of fewer rounds lacks the figures of the others.
+        With a metric, only sites that are measured by it. A run of fewer rounds lacks the figures of the others, and
+        every run those of sites that only the runs beside it have.
         """
-        known = {site: self._last_figures(site, last) for site, own in self.metrics.items() if metric in (None, own)}
-        return frozenset((back, site) for site in known for back in range(last) if back not in known[site])
+        known = {site: self._last_figures(site, last) for site in self.sites_of(metric)}
+        sites = {*known, *(site for run in beside for site in run.sites_of(metric))}
+        return frozenset((back, site) for site in sites for back in range(last) if back not in known.get(site, ()))
+
+    def sites_of(self, metric: str | None) -> list[str]:
+        """Return the sites that are measured by a metric; None: all sites."""
+        return [site for site, own in self.metrics.items() if metric in (None, own)]
 
     def _last_figures(self, site: str, last: int) -> dict[int, float]:
         """Return a site's figures in the last rounds, by how many rounds before the last one."""
@@ -96,7 +104,7 @@ class Outcome:
 
     def pooled_figure(self, *, last: int = 1) -> float:
         """Return the mean of `pooled` over the last rounds, in percent; NaN: there is none."""
-        values = self.pooled[-last:]
+        values = [value for value in self.pooled[-last:] if value is not None]
         return 100 * statistics.fmean(values) if values else math.nan
 
     @property
@@ -108,10 +116,6 @@ class Outcome:
         """Return the mean over the sites of their last figures on the validation splits, in percent; NaN: none."""
         values = self.last_validation.values()
         return 100 * statistics.fmean(values) if values else math.nan
-
-    def complete(self, *, last: int = 1) -> bool:
-        """Return whether every site has a figure in the last rounds."""
-        return not self.missing(last=last)
 
     def curve(self, metric: str) -> list[float]:
         """Return the mean over the sites with this metric, round by round, in percent."""
@@ -156,7 +160,8 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
 def _is_sound(outcome: Outcome) -> bool:
     """Return whether all numbers of a run are in their ranges, and its metrics and names can be printed."""
     measured = (*outcome.figures, *outcome.validation)
-    fractions = [*outcome.pooled, *(value for sites in measured for value in sites.values())]
+    pooled = [value for value in outcome.pooled if value is not None]
+    fractions = [*pooled, *(value for sites in measured for value in sites.values())]
     counts = [*outcome.samples.values(), *outcome.validated.values(), outcome.refused]
     lists = (outcome.loss_start, outcome.loss_end, *outcome.loss_course)
     losses = [value for rounds in lists for sites in rounds for value in sites.values()]
@@ -175,6 +180,14 @@ def _is_sound(outcome: Outcome) -> bool:
 def metrics_of(outcomes: Iterable[Outcome]) -> list[str]:
     """Return the metrics of the sites of these runs, each once."""
     return list(dict.fromkeys(metric for run in outcomes for metric in run.metrics.values()))
+
+
+def max_seeds(outcomes: Iterable[Outcome]) -> int:
+    """Return the number of seeds of the method that has most of them."""
+    seeds: dict[str, set[int]] = {}
+    for run in outcomes:
+        seeds.setdefault(run.method, set()).add(run.seed)
+    return max(map(len, seeds.values()))
 
 
 def caution_of(outcomes: Iterable[Outcome]) -> str:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedpeft.compare.outcome import Outcome, caution_of, metrics_of
+from fedpeft.compare.outcome import Outcome, caution_of, max_seeds, metrics_of
 from fedpeft.core.metrics import TITLES, title_of
 from fedpeft.core.text import capitalized
 from fedpeft.report.loss_plot import BY_STEP, COURSE, losses_by_site, panels_figure, rise_text
@@ -93,7 +93,7 @@ def losses_file(outcomes: Sequence[Outcome], *, framed: bool = True) -> bytes | 
     head = [(COURSE if _has_course(outcomes) else LOSSES, "soft", "normal")]
     if caution := caution_of(outcomes):
         head.append((capitalized(caution) + ".", "warning", "bold"))
-    seeds = len({run.seed for run in outcomes})
+    seeds = max_seeds(outcomes)
     shown = f"{outcomes[0].task}, {f'means of {seeds} seeds' if seeds > 1 else 'one seed'}"
     frame = Frame(title=shown, head=head) if framed else None
     return svg(panels_figure(panels, frame), title(outcomes))
@@ -104,7 +104,7 @@ def _losses_section(outcomes: Sequence[Outcome]) -> str:
     if drawing is None:
         return ""
     changes = [f"{method} {text}" for method, by_site in losses(outcomes).items() if (text := rise_text(by_site))]
-    means = ", means over seeds" if len({run.seed for run in outcomes}) > 1 else ""
+    means = ", means over seeds" if max_seeds(outcomes) > 1 else ""
     if by_step := _has_course(outcomes):
         caption = f"{COURSE}{means}. {BY_STEP}"
     else:
@@ -180,7 +180,7 @@ def title(outcomes: Sequence[Outcome]) -> str:
 
 def seeds_of(outcomes: Sequence[Outcome]) -> str:
     """Return the number of seeds in words, and what the bands mean."""
-    seeds = len({run.seed for run in outcomes})
+    seeds = max_seeds(outcomes)
     return f"{seeds} seeds, bands from the lowest to the highest" if seeds > 1 else "one seed"
 
 

@@ -68,9 +68,21 @@ class Sweep:
     def missing_sites(self, method: str, metric: str) -> list[set[tuple[int, int, str]]]:
         """Return for each value the sites of a metric without a figure, with the seed and the round, 0 for the last."""
         return [
-            {(run.seed, *entry) for run in runs for entry in run.missing(last=self.last, metric=metric)}
-            for runs in self.runs[method]
+            {
+                (run.seed, *entry)
+                for run in runs
+                for entry in run.missing(last=self.last, metric=metric, beside=self.at(value))
+            }
+            for value, runs in enumerate(self.runs[method])
         ]
+
+    def at(self, value: int) -> list[Outcome]:
+        """Return the runs of all methods at a value, by its number."""
+        return [run for of_values in self.runs.values() for run in of_values[value]]
+
+    def same_seeds(self, value: int) -> bool:
+        """Return whether all methods have runs of the same seeds at a value, by its number."""
+        return len({frozenset(run.seed for run in of_values[value]) for of_values in self.runs.values()}) == 1
 
     def figures(self, method: str, metric: str) -> list[list[float]]:
         """Return for each value the figures of all seeds, in percent."""
@@ -121,9 +133,14 @@ def table(sweep: Sweep) -> Table:
         columns=(f"method, % by {sweep.axis.setting}", *["metric"] * with_metric, *map(shown, sweep.axis.values)),
         rows=rows,
         averages=0,
-        best=frozenset(_best(keys, of_keys, away, first=1 + with_metric)),
+        best=frozenset(_best(sweep, keys, of_keys, away, first=1 + with_metric)),
         notes=tuple(
-            _notes(sweep, several=several, few=any(0 < len(one) < most for figures in of_keys for one in figures))
+            _notes(
+                sweep,
+                several=several,
+                few=any(0 < len(one) < most for figures in of_keys for one in figures),
+                whole=not any(any(one) for one in away.values()),
+            )
         ),
         values=tuple(columns),
     )
@@ -137,6 +154,7 @@ def _cell(figures: Sequence[float], most: int, *, whole: bool) -> str:
 
 
 def _best(
+    sweep: Sweep,
     keys: Sequence[tuple[str, str]],
     of_keys: Sequence[Sequence[Sequence[float]]],
     away: Mapping[tuple[str, str], Sequence[set[tuple[int, int, str]]]],
@@ -145,20 +163,21 @@ def _best(
 ) -> list[tuple[int, int]]:
     """Return the places of the highest figure of each metric and value.
 
-    There is none if methods share it, or have figures of other sites and rounds.
+    There is none if methods share it, or have figures of other sites, rounds or seeds.
     """
     found = []
     for metric in dict.fromkeys(metric for _, metric in keys):
         rows = [number for number, (_, one) in enumerate(keys) if one == metric]
         for column in range(len(of_keys[0])):
             means = [round(statistics.fmean(f), 1) if (f := of_keys[row][column]) else -math.inf for row in rows]
-            alike = len({frozenset(away[keys[row]][column]) for row in rows}) == 1
+            same = len({frozenset(away[keys[row]][column]) for row in rows}) == 1
+            alike = same and sweep.same_seeds(column)
             if alike and len(rows) > 1 and means.count(max(means)) == 1:
                 found.append((rows[means.index(max(means))], first + column))
     return found
 
 
-def _notes(sweep: Sweep, *, several: bool, few: bool) -> list[str]:
+def _notes(sweep: Sweep, *, several: bool, few: bool, whole: bool) -> list[str]:
     outcomes = sweep.outcomes
     notes = [f"{words}."] if (words := caution_of(outcomes)) else []
     notes += ["Mean of the sites; mean and standard deviation of the seeds."] if several else ["Mean of the sites."]
@@ -168,7 +187,7 @@ def _notes(sweep: Sweep, *, several: bool, few: bool) -> list[str]:
         notes.append(f"A run's figure is the mean of its last {sweep.last} rounds.")
     if sweep.axis.setting == SITES:
         notes.append("Each value has sites of its own, and its figures are of those.")
-    if not all(run.complete(last=sweep.last) for run in outcomes):
+    if not whole:
         notes.append(FEWER_SITES)
     return notes
 

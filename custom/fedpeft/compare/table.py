@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedpeft.core.console import Console, cell
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing
 from fedpeft.core.metrics import BALANCED_ACCURACY, TITLES
-from fedpeft.core.text import counted, csv_cell
+from fedpeft.core.text import counted, csv_cell, markdown_text
 from fedpeft.report.tables import Table
 from fedpeft.report.wording import DASH, FEWER, FEWER_SITES, Alignment
 
@@ -42,6 +41,10 @@ CONFIDENCE = 0.95
 TWO_SEEDS = (
     "Two seeds: an interval of two differences has one degree of freedom. Its width is largely chance: three seeds or "
     "more say whether methods differ."
+)
+OTHER_SEEDS = (
+    "The runs of the methods have different seeds: no figure is marked as the best, and differences are of the seeds "
+    "that both have."
 )
 MAX_SITES = 12  # up to which each has a column
 MEAN, POOLED = "mean", "pooled"
@@ -82,10 +85,10 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 def markdown(table: Table) -> str:
     """Return a table for a page or a README."""
     rule = [":---", *["---:"] * (len(table.columns) - 1)]
-    rows = [list(map(_plain, table.columns)), rule, *_escaped_rows(table, _plain, "**{}**")]
+    rows = [list(map(markdown_text, table.columns)), rule, *_escaped_rows(table, markdown_text, "**{}**")]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    notes = [f"{_plain(note)}  " for note in table.notes]
-    return "\n".join([f"## {_plain(table.title)}", "", *lines, "", *notes]) + "\n"
+    notes = [f"{markdown_text(note)}  " for note in table.notes]
+    return "\n".join([f"## {markdown_text(table.title)}", "", *lines, "", *notes]) + "\n"
 
 
 def csv_of(table: Table) -> str:
@@ -151,10 +154,6 @@ def _grid(cells: Cells, widths: list[int], bold: set[tuple[int, int]], block: li
     return grid
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"([\\`*|<>])", r"\\\1", text)
-
-
 def _latex(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
@@ -194,7 +193,7 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Ta
         raise FedpeftError(f"--baseline {baseline!r} is none of {', '.join(by_method)}: name one of them.")
     last = min(last, max(len(run.figures) for run in outcomes))
     beside = published(outcomes)
-    columns = _Columns(list(by_method))
+    columns = _Columns(by_method)
     _add_figures(columns, outcomes, by_method, baseline, last)
     if beside:
         columns.published([beside.get(name) for name in by_method], sure=not differences(outcomes))
@@ -220,9 +219,9 @@ def _add_figures(
     metrics, sites = metrics_of(outcomes), list(dict.fromkeys(site for run in outcomes for site in run.metrics))
 
     def away(metric: str | None = None) -> list[set[tuple[int, int, str]]]:
-        """Return for each method the sites without a figure, with the seed and the round."""
+        """Return for each method the sites of the table without a figure, with the seed and the round."""
         return [
-            {(run.seed, *entry) for run in runs for entry in run.missing(last=last, metric=metric)}
+            {(run.seed, *entry) for run in runs for entry in run.missing(last=last, metric=metric, beside=outcomes)}
             for runs in by_method.values()
         ]
 
@@ -249,23 +248,26 @@ def _add_figures(
             )
     if any(run.pooled for run in outcomes):
         whole = columns.compared(away(BALANCED_ACCURACY))
-        of_runs = [[run.pooled_figure(last=last) for run in runs if run.pooled] for runs in by_method.values()]
+        of_runs = [_finite(run.pooled_figure(last=last) for run in runs) for runs in by_method.values()]
         columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
 
 
 class _Columns:
     """Heads and columns as text, the same as numbers, and where the best figures are."""
 
-    def __init__(self, methods: list[str]) -> None:
-        self.heads, self.texts = ["method"], [methods]
-        self.values: list[tuple[str, tuple[str | float | None, ...]]] = [("method", tuple(methods))]
+    def __init__(self, by_method: Mapping[str, Sequence[Outcome]]) -> None:
+        self.heads, self.texts = ["method"], [list(by_method)]
+        self.values: list[tuple[str, tuple[str | float | None, ...]]] = [("method", tuple(by_method))]
         self.best: set[tuple[int, int]] = set()
-        self.two_seeds = False
-        self.ranked = True  # whether all methods have figures of the same sites and rounds, so that one can be best
+        self.counts_of_pairs: set[int] = set()  # seeds that a difference is of
+        self.whole = True  # whether no figure lacks a site or a round
+        self.same_seeds = len({frozenset(run.seed for run in runs) for runs in by_method.values()}) == 1
+        self.ranked = True  # whether all methods have figures of the same sites, rounds and seeds: one can be best
 
     def compared(self, away: Sequence[set[tuple[int, int, str]]]) -> list[bool]:
         """Rank the next columns only if all methods lack the same; return for each method whether it lacks nothing."""
-        self.ranked = all(one == away[0] for one in away)
+        self.ranked = self.same_seeds and all(one == away[0] for one in away)
+        self.whole = self.whole and not any(away)
         return [not one for one in away]
 
     def numbers(self, head: str, numbers: Sequence[float | None], form: str, *, mark: str = "") -> None:
@@ -305,7 +307,7 @@ class _Columns:
     ) -> None:
         """Add differences with their intervals; a row without any is that of the baseline."""
         found = [interval(one) if one else None for one in pairs]
-        self.two_seeds |= any(len(one) == 2 for one in pairs)
+        self.counts_of_pairs.update(map(len, pairs))
         marks = [FEWER * (not (sites and baseline_whole)) for sites in whole]
         self._add(head, [signed(one) + mark if one else DASH for one, mark in zip(pairs, marks, strict=True)])
         self._keep(head, [one[0] if one else None for one in found])
@@ -373,15 +375,17 @@ def _moved_places(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: int) -> tuple[str, ...]:
-    several = len({run.seed for run in outcomes}) > 1
     sites = {site for run in outcomes for site in run.metrics}
     words = caution_of(outcomes)
     notes = [f"{words}."] if words else []
-    notes += ["Differences are paired seed by seed, with a 95 % interval (Student's t)."] if several else []
-    notes += [TWO_SEEDS] if columns.two_seeds else []
+    if any(count > 1 for count in columns.counts_of_pairs):
+        notes.append("Differences are paired seed by seed, with a 95 % interval (Student's t).")
+    notes += [TWO_SEEDS] if 2 in columns.counts_of_pairs else []
+    if not columns.same_seeds:
+        notes.append(OTHER_SEEDS)
     if len(sites) > MAX_SITES:
         notes.append(f"{len(sites)} sites: more than {MAX_SITES} have no columns of their own.")
-    if not all(run.complete(last=last) for run in outcomes):
+    if not columns.whole:
         notes.append(FEWER_SITES)
         if len({run.method for run in outcomes}) > 1:
             notes.append("Differences are over the sites and rounds that both runs have.")

@@ -305,7 +305,7 @@ def _notes(search: Search, steps: Sequence[Step]) -> Iterator[str]:
                 yield f"{label} has no figure of {', '.join(lacking)} {after}, and stands below those that have all."
             if refused := sum(run.refused for run in runs):
                 replies = counted(refused, "reply", "replies")
-                yield f"{label}, {after}: the check of updates (method.robust) refused {replies}."
+                yield f"{label}, {after}: missing or refused, and in no figure: {replies}."
     for label, reason in (pair for step in steps for pair in step.failed.items()):
         yield f"{label} failed: {reason}"
 

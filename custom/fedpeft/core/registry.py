@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -161,14 +161,18 @@ def _package(point: EntryPoint) -> str:
     return f"package {point.dist.name} {point.dist.version}" if point.dist else point.module
 
 
-def lazily(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """Import a public name of a package from the module that `homes` names, for its `__getattr__` (PEP 562)."""
-    if name not in homes:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    home = homes[name]
-    return getattr(import_module(home if home.startswith("fedpeft.") else f"{package}.{home}"), name)
+def lazy_module(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's `__getattr__` and `__dir__` (PEP 562), which import each public name from its module.
 
+    Args:
+        package: the package's `__name__`.
+        homes: the module of each public name: one of the package's own, or a whole path that begins with `fedpeft.`.
+    """
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> list[str]:
-    """Return all names that the package has or can import; for its `__dir__`."""
-    return sorted({*vars(sys.modules[package]), *homes})
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = homes[name]
+        return getattr(import_module(home if home.startswith("fedpeft.") else f"{package}.{home}"), name)
+
+    return find, lambda: sorted({*vars(sys.modules[package]), *homes})

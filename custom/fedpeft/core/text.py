@@ -46,6 +46,14 @@ def one_line(text: str, *, max_length: int = MAX) -> str:
     return printable(" ".join(text.split()), max_length=max_length)
 
 
+def markdown_text(text: str) -> str:
+    """Return a text as Markdown shows it letter by letter: no link, image, emphasis, HTML or formula, no new cell."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]|~$])", r"\\\1", text)
+    # an underscore inside a word is not emphasis, and site_1 reads better than site\_1
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
+
+
 def capitalized(text: str) -> str:
     """Return a text that begins with a capital letter."""
     return text[:1].upper() + text[1:]

@@ -22,13 +22,14 @@ import re
 import zlib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from fedpeft.core.errors import DataError, UnreadableImage
+from fedpeft.data.answers import clean_text
 from fedpeft.data.dicom import dicom_pixels, is_dicom
 from fedpeft.data.dicom_grays import NO_WINDOW, SET_WINDOW
 from fedpeft.data.folders import IMAGE_SUFFIXES, image_file
@@ -190,6 +191,12 @@ def image_name(name: str, file: str) -> str:
         number = ""
     part = "-".join(filter(None, (plane, number)))
     return f"{file}#{part}" if part else file
+
+
+def canonical_id(name: str) -> str:
+    """Return the id of the image that a table would name so."""
+    name = str(PurePosixPath(clean_text(name).strip().replace("\\", "/")))
+    return image_name(name, name.rpartition("#")[0] or name)
 
 
 def open_chosen(image: ChosenImage) -> Image.Image:

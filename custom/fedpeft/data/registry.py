@@ -139,7 +139,7 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         raise unreadable_folder(error, Path(settings.root or settings.dataset)) from error
     if settings.exclude:
         data = data.without_images(settings.exclude)
-    if dropped := frozenset(without):
+    if dropped := data.resolved(without):
         data = data.without(dropped, EXCLUDED)
     if settings.samples is not None:  # where sites share the data, the loader has drawn them already
         used = {example.image_id for split in drawn(settings, *data.splits().values()) for example in split}

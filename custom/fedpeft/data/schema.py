@@ -159,12 +159,20 @@ class SiteData:
         Raises:
             DataError: an id is not in the data, or a split becomes empty.
         """
-        known = {example.image_id for examples in self.splits().values() for example in examples}
-        dropped = {one if one in known else one.removesuffix("#0") for one in image_ids}  # of a file's only frame
-        unknown = dropped - known
-        if unknown:
+        dropped = self.resolved(image_ids)
+        if unknown := dropped - self._image_ids():
             raise DataError(f"Site {self.site!r} has no image {min(unknown)!r}; remove it from exclude.")
         return self.without(dropped, EXCLUDED)
+
+    def resolved(self, image_ids: Iterable[str]) -> set[str]:
+        """Return ids as the data have them, of images that a table may name in other ways."""
+        from fedpeft.data.chosen_image import canonical_id
+
+        known = self._image_ids()
+        return {one if one in known else canonical_id(one) for one in image_ids}
+
+    def _image_ids(self) -> set[str]:
+        return {example.image_id for examples in self.splits().values() for example in examples}
 
     def without(self, image_ids: Container[str], why: str, *notes: str) -> SiteData:
         """Return the site's data without some images, with the reason and the number of samples in `left_out`."""

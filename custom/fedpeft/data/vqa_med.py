@@ -126,7 +126,7 @@ def load_2019(settings: DataSettings) -> SiteData:
         examples(
             root,
             "VQAMed2019_Test_Images",
-            (Asked(row, _accepted(row.text("answer")), row.text("category").lower()) for row in tested),
+            (Asked(row, _accepted(row.label("answer")), row.label("category").lower()) for row in tested),
         ),
     )
     known = {"train": train, "validation": validation, "test": test}
@@ -165,7 +165,7 @@ def _read_by_category(root: Path, split: str) -> list[Asked]:
 
 
 def _key(row: Row) -> tuple[str, ...]:
-    return tuple(row.text(field) for field in _PAIR)
+    return tuple(row.label(field) for field in _PAIR)
 
 
 VQA_MED_2019 = published_set("vqa_med_2019", load_2019)

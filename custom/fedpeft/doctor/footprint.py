@@ -9,6 +9,7 @@ layers, all of them train in the measured step, since a site may score all of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
@@ -119,9 +120,9 @@ def footprint(
         )
         return fixed + float(costs.sum())
 
-    at_once = training.micro_batch or training.batch_size
-    if training.reuse_passes:
-        at_once += training.batch_size
+    # the last samples of an epoch join the batch before if the site policy asks for more in a step
+    whole = training.batch_size + (min(policy.min_batch_size, training.batch_size) - 1 if policy else 0)
+    at_once = min(training.micro_batch or whole, whole) + whole * training.reuse_passes
     try:
         with computing.shortcuts(model.backbone, training, model.features):
             if device.type == "cuda":
@@ -130,8 +131,10 @@ def footprint(
                 one, two = step(1), step(2)
                 needed = (one + (at_once - 1) * (two - one)) * BUFFERS
                 how = f"extrapolated from batches of 1 and 2 to {at_once}"
-    except torch.OutOfMemoryError as error:
-        raise FedpeftError(f"a batch of {training.batch_size} does not fit on {device}: lower it.") from error
+    except torch.OutOfMemoryError:
+        needed = math.inf
+    if not math.isfinite(needed):
+        raise FedpeftError(f"a batch of {training.batch_size} does not fit on {device}: lower it.")
     kept = sum(p.numel() * p.element_size() for p in trained) * (1 + KEPT_TENSORS[training.optimizer])
     scheme = PERSONALIZATIONS[training.personalization]
     compared = method.aligns and cast(PIASettings, method.pia).follows_agreement

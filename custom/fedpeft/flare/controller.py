@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +43,7 @@ from fedpeft.protocol.types import HELLO, SCORE, TASKS, TRAIN, Order, Reply, Tra
 from fedpeft.server.handshake import SLACK
 from fedpeft.server.job_run import JobRun, ServerPlace
 from fedpeft.server.rounds import Read
+from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.site import fork_server
 
 POLL_SECONDS = 0.1
@@ -150,10 +151,21 @@ class FederationController(ModelController):
             lock_run=not is_simulated(context),  # the simulator has a lock on the workspace
         )
         try:
-            with temporary_folder(place.lineages, REPLIES) as self._replies, messages.downloads_into(self._replies):
+            with ExitStack() as opened:
+                self._replies = self._folder_of_replies(place, opened)
                 JobRun(self._job, self._sections, place, self).run()
         except FedpeftError as error:
             self.panic(str(error))
+
+    def _folder_of_replies(self, place: ServerPlace, opened: ExitStack) -> Path:
+        """Open the folder on the server's disk for replies; if it cannot be written, the manifest has the reason."""
+        try:
+            folder = opened.enter_context(temporary_folder(place.lineages, REPLIES))
+            opened.enter_context(messages.downloads_into(folder))
+        except FedpeftError as error:
+            RunRecorder(place.run, job=self._job).fail(str(error))
+            raise
+        return folder
 
     def prepare(self, job: ServerJob) -> None:
         """Take the settings of the job."""

@@ -27,7 +27,7 @@ from fedpeft.flare.folders import lineages_folder, run_folder, submitter_of
 from fedpeft.flare.hardening.message_limits import limit_messages
 from fedpeft.flare.policy import SIMULATED, policy_of
 from fedpeft.job.site_policy import SitePolicy, keep_to
-from fedpeft.protocol.fields import MAX_MB, MB, Limit
+from fedpeft.protocol.fields import MAX_MB, MB, NOT_AT_RELAY, Limit
 from fedpeft.site.connection import WORKER, Aborted, Failure
 from fedpeft.site.supervisor import WorkerSupervisor
 
@@ -182,16 +182,21 @@ class SiteExecutor(Executor):
         try:
             order = from_model(TrainOrder, model_of(shareable))
             if order.relay and not order.state:
-                cell = fl_ctx.get_engine().get_cell()
-                shareable["DXO"]["data"] = fetch(cell, order.relay, order.round, fl_ctx.get_run_abort_signal())
+                cell, signal = fl_ctx.get_engine().get_cell(), fl_ctx.get_run_abort_signal()
+                ended = TaskCheck(fl_ctx, signal)
+                shareable["DXO"]["data"] = fetch(cell, order.relay, order.round, signal, ended=ended)
         except Exception as error:  # the order lacks the adapter, and is refused
             self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {error}", fire_event=False)
 
     def _hand_over(self, fl_ctx: FLContext) -> None:
-        """After the site's filters, send the adapter of a reply to the relay that the order names."""
-        from fedpeft.flare.messages import from_model, model_of
+        """After the site's filters, send the adapter of a reply to the relay that the order names.
+
+        Where that fails the server gets a problem instead of the reply, which counts for nothing without the adapter.
+        """
+        from fedpeft.flare.messages import FIELDS, from_model, model_of
         from fedpeft.flare.relay import hand_over
-        from fedpeft.protocol.types import TrainOrder, TrainReply, Upload
+        from fedpeft.protocol.types import TrainOrder, TrainReply, Upload, empty_reply, fields_of
+        from fedpeft.site.site_tasks import note_problem
 
         order, self._order = self._order, None
         shareable = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
@@ -201,10 +206,14 @@ class SiteExecutor(Executor):
             reply = from_model(TrainReply, model_of(shareable), sender="this site")
             if not reply.problem:
                 upload = Upload(round=reply.round, state=reply.state)
-                cell = fl_ctx.get_engine().get_cell()
-                hand_over(cell, order.relay, upload, fl_ctx.get_run_abort_signal())
-        except Exception as error:  # this site is not in the sum; the relay tells the server why, if it can
-            self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {error}", fire_event=False)
+                cell, signal = fl_ctx.get_engine().get_cell(), fl_ctx.get_run_abort_signal()
+                hand_over(cell, order.relay, upload, signal, ended=TaskCheck(fl_ctx, signal))
+        except Exception as error:
+            failed = empty_reply(TrainReply, round=order.round, problem=NOT_AT_RELAY)
+            shareable["DXO"]["meta"][FIELDS] = fields_of(failed)
+            site = fl_ctx.get_identity_name()
+            self.log_error(fl_ctx, f"site {site}: {error}", fire_event=False)
+            note_problem(run_folder(fl_ctx), site, str(error))
         finally:
             shareable["DXO"]["data"] = {}  # the server must never get it
 

@@ -32,8 +32,8 @@ from fedpeft.flare.messages import FIELDS, from_model, model_of, register_tensor
 from fedpeft.flare.policy import policy_of, simulated
 from fedpeft.protocol import PrivacySettings, epsilon
 from fedpeft.protocol.differential_privacy import LEDGER, release_reply
+from fedpeft.protocol.fields import BLOCKED
 from fedpeft.protocol.outgoing_reply import (
-    BLOCKED,
     FOLDER,
     AnnouncementStore,
     check_known,

@@ -15,6 +15,7 @@ behind it; `fedpeft.flare.hardening.requests` makes sure that origins are not fo
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -88,7 +89,14 @@ class SilentError(FedpeftError):
 
 
 def _request(
-    cell: Cell, relay: str, topic: str, message: Any, abort_signal: Signal | None, *, seconds: float = SECONDS
+    cell: Cell,
+    relay: str,
+    topic: str,
+    message: Any,
+    abort_signal: Signal | None,
+    *,
+    seconds: float = SECONDS,
+    ended: Callable[[], bool] = lambda: False,
 ) -> Any:
     deadline, code = time.monotonic() + seconds, _reachability(cell, relay)
     reached = code == ReturnCode.OK
@@ -100,7 +108,9 @@ def _request(
             request=new_cell_message({}, packed(message)),
             timeout=min(POLL, seconds),
             abort_signal=abort_signal,
-            progress_wait_cb=lambda: time.monotonic() < deadline and _reachability(cell, relay) == ReturnCode.OK,
+            progress_wait_cb=lambda: (
+                time.monotonic() < deadline and not ended() and _reachability(cell, relay) == ReturnCode.OK
+            ),
         )
         code = answer.get_header(MessageHeaderKey.RETURN_CODE)
     if code != ReturnCode.OK:
@@ -172,14 +182,16 @@ class CellRelays:
         return unpacked(kind, answer, sender=f"relay {relay}")
 
 
-def fetch(cell: Cell, relay: str, round: int, abort_signal: Signal | None = None) -> State:
-    """Return the global adapter of a round, which the site's relay has.
+def fetch(
+    cell: Cell, relay: str, round: int, abort_signal: Signal | None = None, *, ended: Callable[[], bool] = lambda: False
+) -> State:
+    """Return the global adapter of a round, which the site's relay has; wait while the task has not ended.
 
     Raises:
         FedpeftError: the site is not behind this relay, or the relay has no adapter.
     """
     _check_own(cell, relay)
-    answer = _request(cell, relay, FETCH, SumQuery(round=round), abort_signal)
+    answer = _request(cell, relay, FETCH, SumQuery(round=round), abort_signal, seconds=math.inf, ended=ended)
     upload = unpacked(Upload, answer, sender=f"relay {relay}")
     if upload.round != round:
         raise FedpeftError(f"relay {relay} has the global adapter of round {upload.round}, not of round {round}.")
@@ -191,14 +203,22 @@ def _check_own(cell: Cell, relay: str) -> None:
         raise FedpeftError(f"the server names {relay!r:.80} as this site's relay, which it is not.")
 
 
-def hand_over(cell: Cell, relay: str, upload: Upload, abort_signal: Signal | None = None) -> None:
-    """Send a site's adapter to its relay.
+def hand_over(
+    cell: Cell,
+    relay: str,
+    upload: Upload,
+    abort_signal: Signal | None = None,
+    *,
+    ended: Callable[[], bool] = lambda: False,
+) -> None:
+    """Send a site's adapter to its relay; wait while the task has not ended.
 
     Raises:
         FedpeftError: the site is not behind this relay, or the relay does not take the adapter.
     """
     _check_own(cell, relay)
-    unpacked(Measured, _request(cell, relay, TAKE, upload, abort_signal), sender=f"relay {relay}")
+    answer = _request(cell, relay, TAKE, upload, abort_signal, seconds=math.inf, ended=ended)
+    unpacked(Measured, answer, sender=f"relay {relay}")
 
 
 class SumDesk:
@@ -251,17 +271,24 @@ class SumDesk:
         return Measured(round=upload.round)
 
     def _measure(self, origin: list[str], content: Any) -> Measured:
-        group = self._sum(self._job_of_server(origin))
-        unpacked(SumQuery, content, sender="the server")
-        return group.measured()
+        return self._asked(origin, content)[1].measured()
 
     def _add_up(self, origin: list[str], content: Any) -> PartialSum:
-        job = self._job_of_server(origin)
-        answer = self._sum(job).total(unpacked(SumQuery, content, sender="the server").sites)
+        query, group = self._asked(origin, content)
+        job, answer = origin[1], group.total(query.sites)
         with self._lock:
-            self._sums.pop(job, None)
+            if self._sums.get(job) is group:  # the server may have given up on this round and begun the next
+                del self._sums[job]
         _log.info("job %s, round %s: the adapters of %s sites are added up", job, answer.round, len(answer.sites))
         return answer
+
+    def _asked(self, origin: list[str], content: Any) -> tuple[SumQuery, GroupSum]:
+        """Return a query of the server and the sum that it is about; one of another round changes nothing."""
+        group = self._sum(self._job_of_server(origin))
+        query = unpacked(SumQuery, content, sender="the server")
+        if query.round != group.round:
+            raise FedpeftError(f"the server asks for the sum of round {query.round} in round {group.round}.")
+        return query, group
 
     def _job_of_server(self, origin: list[str]) -> str:
         if len(origin) != 2 or origin[0] != FQCN.ROOT_SERVER:

@@ -21,6 +21,7 @@ Source: Saha et al., F3OCUS (CVPR 2025), supplement, Algorithm 46.
 from __future__ import annotations
 
 import itertools
+import math
 import resource
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError, is_out_of_memory
 from fedpeft.importance.registry import MemorySettings
 from fedpeft.importance.scoring_task import checked_layers
 
@@ -106,6 +107,7 @@ def layer_memory(
     """Return the bytes of a training step without any layer, and those that each further layer adds, (L,) float64.
 
     The budget counts the costliest layer first, or with `choice="last"` the last one, and the values are in that order.
+    What does not fit into the device's memory takes an infinite number, or NaN after an infinite one.
     The optimizer's state of parameters in no layer (the head) is part of the step. Arguments as for `layer_budget`.
 
     Example:
@@ -125,12 +127,19 @@ def layer_memory(
     inside = {id(parameter) for parameter in everything}
     head = [p for p in model.parameters() if p.requires_grad and id(p) not in inside]
 
-    def needed(trained: Sequence[list[Tensor]]) -> int:
+    def needed(trained: Sequence[list[Tensor]]) -> float:
         for parameter in everything:
             parameter.requires_grad_(False)
         for parameter in itertools.chain(*trained):
             parameter.requires_grad_(True)
-        return measure(lambda: loss(model_fn(batch), batch).mean(), model)
+        try:
+            return measure(lambda: loss(model_fn(batch), batch).mean(), model)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return math.inf
 
     device = everything[0].device
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]  # training mode changes them

@@ -143,6 +143,8 @@ def _text_remarks(examples: Sequence[Example], record: ModelRecord) -> list[str]
 
 def _is_known(value: Any, record: ModelRecord) -> bool:
     """Return whether a cell has an answer; the name of a class may be that of a missing value."""
+    if value is None:
+        return False
     return not is_missing(value) or " ".join(clean_text(str(value)).lower().split()) in record.answers
 
 

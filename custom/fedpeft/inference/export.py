@@ -35,6 +35,7 @@ from fedpeft.inference.exported import (
     CARD,
     EXCHANGED,
     HEAD,
+    MAX_VALUES,
     OF_MACHINE,
     WEIGHTS,
     card,
@@ -72,9 +73,15 @@ def exported_sections(record: ModelRecord) -> dict[str, Any]:
     return {
         "backbone": {"name": backbone.name, **own},
         "method": {**kept, "name": method.name, "settings": {method.name: method.settings_of(record.site)}},
-        "training": {name: value for name, value in sections["training"].items() if name not in OF_MACHINE},
+        "training": {name: _readable(name, v) for name, v in sections["training"].items() if name not in OF_MACHINE},
         "schedule": {},
     }
+
+
+def _readable(name: str, value: Any) -> Any:
+    """Return a setting of `training`, at most as large as it is read: the function does not depend on it."""
+    limit = MAX_VALUES.get(("training", name))
+    return value if limit is None else min(value, limit)
 
 
 def export(
@@ -149,7 +156,7 @@ def probes(model: SiteModel) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def _logits(model: SiteModel) -> list[Tensor]:
-    return [model.answering.eval()(inputs) for inputs in probes(model)]
+    return [model.answering.eval()(inputs).cpu() for inputs in probes(model)]
 
 
 def _write_adapters(folder: Path, model: SiteModel, state: SiteState, config: Any) -> None:
@@ -233,7 +240,7 @@ def _hide_progress_bars() -> Iterator[None]:
 
 
 def _write(file: Path, value: Any) -> None:
-    file.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _no_folder_reason(kept: KeptModel, *, stacks: bool) -> str:

@@ -280,7 +280,9 @@ def _lines(one: Adapter, other: Adapter, kept: KeptModel, examples: Sequence[Exa
         for way, states in ways.items()
     }
     predictor = Predictor(_with_adapter(kept, forms[ALIGNED][0]))
-    batches = [batch.to(predictor.model.device) for batch in predictor.batches(examples[:MAX_QUESTIONS])]
+    vocabulary = AnswerVocabulary(kept.record.answers)
+    known = [one for one in examples if kept.record.labelled or vocabulary.index(one.answer) >= 0]
+    batches = [batch.to(predictor.model.device) for batch in predictor.batches(known[:MAX_QUESTIONS])]
     return {way: [_loss(predictor, _site_state(kept, form), batches) for form in of] for way, of in forms.items()}
 
 

@@ -224,15 +224,14 @@ def check_sections(sections: Mapping[str, Any]) -> None:
             for claim in _claims(part, holder[1]):
                 if (other := owners.setdefault(claim, holder)) != holder:
                     raise _same_part_error(part, other, holder)
-    if not job.federation.resume_from:  # whose settings must stay as they were
+    by_site = {"backbone.sites": sections["backbone"].get("sites", {}), "data.sites": sections["data"].get("sites", {})}
+    if not job.federation.resume_from:  # whose settings must stay as they were, those of sites that left included
         check_validated(job.training, sizes)
-    by_site = {
-        "method.site_settings": job.method.site_settings,
-        "schedule.joins": job.schedule.joins,
-        "schedule.site_budgets": job.schedule.site_budgets,
-        "backbone.sites": sections["backbone"].get("sites", {}),
-        "data.sites": sections["data"].get("sites", {}),
-    }
+        by_site |= {
+            "method.site_settings": job.method.site_settings,
+            "schedule.joins": job.schedule.joins,
+            "schedule.site_budgets": job.schedule.site_budgets,
+        }
     for where, named in by_site.items():
         if unknown_sites := sorted(set(named) - (holders if where == "data.sites" else set(sites))):
             raise FedpeftError(

@@ -313,8 +313,9 @@ def save_adapter(
 
 def write_files(folder: Path, config: PeftConfig, tensors: dict[str, torch.Tensor]) -> None:
     """Write a configuration, and tensors under PEFT's names, into a folder."""
-    values = {key: sorted(v) if isinstance(v, set) else v for key, v in config.to_dict().items()}
-    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    values = {key: sorted(v) if isinstance(v, set) else v for key, v in sorted(config.to_dict().items())}
+    # what is inside is not sorted: of PEFT's patterns of names the first that matches counts
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 

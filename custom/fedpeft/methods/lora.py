@@ -62,7 +62,7 @@ SIZES = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_patte
 # settings of plain LoRA, which adds only the product B A; PEFT has others, for variants that compute more
 PLAIN = SIZES | {"lora_dropout", "init_lora_weights", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "bias"}
 MIN_SCALE = 1e-6
-PLAIN_STARTS = (True, False, "gaussian")  # PEFT's other starts change the frozen weights
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal")  # PEFT's other starts change the frozen weights
 
 
 class LoraTuning(SlotTuning):

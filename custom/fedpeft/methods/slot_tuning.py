@@ -127,7 +127,10 @@ class SlotTuning(Tuning, ABC):
     name: str  # of its registration; of fedpeft's own tuners also the PEFT type in lower case
     min_values: Mapping[str, int] = {"layers_to_transform": 0}
     start: str = ""
-    may_differ: frozenset[str] = frozenset({*_PEFTS_OWN, "task_type", "inference_mode", "target_modules", "init_seed"})
+    may_differ: frozenset[str] = frozenset(
+        # PEFT itself corrects `fan_in_fan_out` by the class of the module
+        {*_PEFTS_OWN, "task_type", "inference_mode", "target_modules", "init_seed", "fan_in_fan_out"}
+    )
 
     def __init__(self, config_cls: type[PeftConfig]) -> None:
         self.config_cls = config_cls

@@ -1,9 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What travels between server and sites, what a reply must be, and what may leave a site; without FLARE."""
 
-from typing import Any
-
-from fedpeft.core.registry import lazily, lazy_names
+from fedpeft.core.registry import lazy_module
 
 # importing torch takes seconds, and a site's executor needs only the codes: a name is imported on first use
 _HOME = {
@@ -17,11 +15,4 @@ _HOME = {
 }
 
 __all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    return lazily(__name__, _HOME, name)
-
-
-def __dir__() -> list[str]:
-    return lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_module(__name__, _HOME)

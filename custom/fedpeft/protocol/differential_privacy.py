@@ -37,6 +37,7 @@ from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import DISK_FULL, append, is_full, replacing, write_json
 from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import RECEIVED, WITHHOLD, PrivacySettings
+from fedpeft.protocol.fields import BLOCKED
 from fedpeft.protocol.types import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 
 ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-200, 161))
@@ -102,11 +103,14 @@ def add_releases(file: Path, lineage: str, releases: Sequence[dict], *, delta: f
                 raise ValueError("a release without noise, or with noise that is no number")
             spent = Spent(epsilon(own, delta), len(own), epsilon(noise, delta), len(noise))
             if not spent.epsilon < math.inf:
-                raise LocalError(f"{len(noise)} releases with noise as low as {min(noise)} have no finite epsilon.")
+                raise LocalError(
+                    f"{len(noise)} releases with noise as low as {min(noise)} have no finite epsilon.", code=BLOCKED
+                )
             if limit and spent.epsilon > limit:
                 raise LocalError(
                     f"this release would take the epsilon of all jobs to {spent.epsilon:.3g} at delta {delta:g}, over "
-                    f"the limit of {limit:g}."
+                    f"the limit of {limit:g}.",
+                    code=BLOCKED,
                 )
             append(book, "".join(json.dumps(entry) + "\n" for entry in added))
     except FedpeftError:
@@ -115,7 +119,7 @@ def add_releases(file: Path, lineage: str, releases: Sequence[dict], *, delta: f
         remedy = "make room on its disk" if is_full(error) else "repair it"
         raise LocalError(
             f"the ledger of releases {file} cannot be used ({error}): {remedy}; until then nothing leaves the site.",
-            code=DISK_FULL if is_full(error) else "",
+            code=DISK_FULL if is_full(error) else BLOCKED,
         ) from error
     return spent
 

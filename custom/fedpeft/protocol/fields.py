@@ -43,7 +43,8 @@ class Unread:
     reason: str
 
 
-REFUSED = "message-refused"  # the code that a site reports to the server
+# codes that a site reports to the server
+REFUSED, BLOCKED, NOT_AT_RELAY = "message-refused", "reply-blocked", "not-at-relay"
 MAX_TEXT_LENGTH = 300
 MAX_ENTRIES = 20_000
 MAX_WHOLE_NUMBER = 2**53
@@ -151,6 +152,7 @@ CODES = {
     "out-of-memory": "a batch does not fit into its memory: lower training.batch_size.",
     "secure-sum-refused": "it does not take part in the secure sum as the server proposes it; the site's log says why.",
     "reply-blocked": "its own filter blocked the reply; the site's log says what was in it.",
+    "not-at-relay": "its adapter did not reach its relay; the site's log says why.",
 }
 
 

@@ -27,7 +27,7 @@ from fedpeft.core.keys import CONNECTOR, HEAD
 from fedpeft.core.metrics import BELOW_CONSTANT, ENDS, VALIDATION
 from fedpeft.core.states import State, digest
 from fedpeft.job.site_policy import SitePolicy
-from fedpeft.protocol.fields import MAX_ATTEMPTS, is_known
+from fedpeft.protocol.fields import BLOCKED, MAX_ATTEMPTS, is_known
 from fedpeft.protocol.reply_contract import check_announcement, check_score_reply, check_tensors, check_train_reply
 from fedpeft.protocol.types import (
     METRICS,
@@ -106,7 +106,6 @@ class AnnouncementStore:
         return load_file(self.folder / INITIAL)
 
 
-BLOCKED = "reply-blocked"
 # listed in full, so that a new field leaves a site only once it has a rule of its own
 _PROBLEM = ("problem", "setting")
 KNOWN: dict[type[Reply], set[str]] = {

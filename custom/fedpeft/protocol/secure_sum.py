@@ -31,7 +31,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -239,11 +239,13 @@ class SumRound:
         weight: int,
         offered: Mapping[str, SignedKey],
         received: State,
+        noised: Callable[[State], State] = lambda adapter: adapter,
     ) -> dict[str, torch.Tensor]:
         """Mask a site's adapter as int64 tensors, which reveal nothing without those of all others.
 
         `settings` is the digest of the job as deployed to this site, `offered` the key of every member as passed on by
-        the server, `received` the global adapter that the round started from.
+        the server, `received` the global adapter that the round started from. `noised` is called once everything else
+        is right, because a release counts against the site's limit as soon as it is noised.
         """
         keys = {name: offer.public for name, offer in self.verified(offered).items()}
         secret = self._take(folder / KEY_FILE)
@@ -257,7 +259,7 @@ class SumRound:
         context = context_of(
             job=self.job, settings=settings, round=self.round, keys=keys, shapes=shapes, received=digest(received)
         )
-        numbers = encode(trained, weight, len(keys))
+        numbers = encode(noised(trained), weight, len(keys))
         return masked(numbers, site=self.site, secret=secret, keys=keys, context=context)
 
     def _check_members(self, offered: Mapping[str, SignedKey]) -> None:

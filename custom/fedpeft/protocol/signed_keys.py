@@ -137,7 +137,7 @@ def _key_of(encoded: bytes, root: x509.Certificate, site: str) -> rsa.RSAPublicK
             f"the certificate of site {site} was not issued by this consortium's authority: do not trust this server."
         ) from error
     key = certificate.public_key()
-    if names != [site] or roles or not isinstance(key, rsa.RSAPublicKey):
+    if names != [site] or any(role.value != SITE for role in roles) or not isinstance(key, rsa.RSAPublicKey):
         raise SecureSumError(
             f"the certificate of site {site} belongs to another participant: do not trust this server."
         )
@@ -150,6 +150,7 @@ def _statement(offer: Offer, job: str, round: int, site: str) -> bytes:
     return json.dumps([LABEL, job, round, site, offer.public.hex(), offer.start.hex()]).encode()
 
 
+SITE = "client"  # what `nvflare cert` writes into a site's certificate where those of people have a role
 SEED_FILE = "secret_seed"
 BYTES = 32
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from fedpeft.core.console import Console, cell
 from fedpeft.core.metrics import TITLES as METRICS
-from fedpeft.core.text import csv_cell, sites_in_words
+from fedpeft.core.text import csv_cell, markdown_text, sites_in_words
 from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture, figure, headline, laid_out, page_of, section
 from fedpeft.report.tables import AVERAGED, Table, all_tables, by_round, last_and_best, trained_layers
@@ -93,24 +92,17 @@ def markdown(history: History) -> str:
         parts.append("![Layer scores, chosen layers and layer use](schedule.svg)")
     remarks = [*not_learning(history), *rejections(history)]
     if remarks:
-        parts.append("\n".join(f"- {_escape(line)}" for line in remarks))
-    return f"# {_escape(history.job)}\n\n" + "\n\n".join(parts) + f"\n\n{_escape(history.source)}\n"
+        parts.append("\n".join(f"- {markdown_text(line)}" for line in remarks))
+    return f"# {markdown_text(history.job)}\n\n" + "\n\n".join(parts) + f"\n\n{markdown_text(history.source)}\n"
 
 
 def _markdown_table(table: Table, line: str) -> str:
     rule = [":---"] + ["---:"] * (len(table.columns) - 1)
-    rows = [[_escape(cell) for cell in row] for row in (table.columns, *table.rows)]
+    rows = [[markdown_text(cell) for cell in row] for row in (table.columns, *table.rows)]
     rows.insert(1, rule)
     body = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    below = "  \n".join(f"*{_escape(text)}*" for text in (line, table.marks) if text)
-    return f"## {_escape(table.title)}\n\n{body}\n\n{below}"
-
-
-def _escape(text: str) -> str:
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*\[\]|~$])", r"\\\1", text)
-    # an underscore inside a word is not emphasis, and site_1 reads better than site\_1
-    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
+    below = "  \n".join(f"*{markdown_text(text)}*" for text in (line, table.marks) if text)
+    return f"## {markdown_text(table.title)}\n\n{body}\n\n{below}"
 
 
 def tidy_csv(history: History) -> str:

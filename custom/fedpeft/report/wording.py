@@ -18,7 +18,8 @@ DASH = "–"
 REJECTED = "×"
 FEWER = "*"
 FEWER_SITES = (
-    f"{FEWER} of some sites or rounds: others were not drawn, did not answer, were refused, or tell no figure."
+    f"{FEWER} of some sites or rounds: others are not in the job, were not drawn, did not answer, were refused, "
+    "or tell no figure."
 )
 IDENTITY = "identity"  # the solver that moves nothing
 STAY_ALIGNED = "sites that start from one adapter stay aligned"

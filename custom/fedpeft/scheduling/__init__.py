@@ -14,9 +14,7 @@ Arrays and a seed in, arrays out: no model, no file, no FLARE, no torch. One rou
     mask = choose(front, weight_importance=1.0, weight_diversity=1.0)      # (N, L) bool
 """
 
-from typing import Any
-
-from fedpeft.core.registry import lazily, lazy_names
+from fedpeft.core.registry import lazy_module
 
 # scipy and pymoo cost most of a second: a name is imported when it is first used
 _HOME = {
@@ -34,11 +32,4 @@ _HOME = {
 }
 
 __all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    return lazily(__name__, _HOME, name)
-
-
-def __dir__() -> list[str]:
-    return lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_module(__name__, _HOME)

@@ -51,14 +51,14 @@ class Run:
 
 def find_runs(workspace: Path) -> dict[str, Run]:
     """Return the runs of a workspace with its earlier ones, or of a folder of runs, by key; the newest first."""
-    found = []
+    found: dict[str, Run] = {}
     try:
         for root, name, folder in _candidates(workspace):
             if run := _run(root.resolve(), name, folder):
-                found.append(run)
+                found.setdefault(run.key, run)  # the workspace's own place for it comes before that of a folder in it
     except OSError as error:
         raise FedpeftError(f"{workspace} cannot be listed ({error.strerror}): check its permissions.") from error
-    return {run.key: run for run in sorted(found, key=lambda run: -run.written)}
+    return {run.key: run for run in sorted(found.values(), key=lambda run: -run.written)}
 
 
 def _candidates(workspace: Path) -> Iterator[tuple[Path, str, Path]]:
@@ -84,7 +84,13 @@ def _is_simulated(folder: Path) -> bool:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and _is_folder(entry))
+
+
+def _is_folder(entry: Path) -> bool:
+    with contextlib.suppress(OSError):  # of a link into a folder that may not be read
+        return entry.is_dir()
+    return False
 
 
 def _run(root: Path, name: str, folder: Path) -> Run | None:

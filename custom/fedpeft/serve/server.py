@@ -67,7 +67,8 @@ class Server(ThreadingHTTPServer):
             ) from error
         except OSError as error:
             raise FedpeftError(_why(error, host, port)) from error
-        self.local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
+        listens = ipaddress.ip_address(str(self.server_address[0]))
+        self.local, self.everywhere = listens.is_loopback, listens.is_unspecified
 
     def server_bind(self) -> None:
         """Bind without HTTPServer's look-up of this machine's name, which would go to a name server."""
@@ -82,7 +83,11 @@ class Server(ThreadingHTTPServer):
                 request.send(BUSY)
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started now: `process_request_thread` will not free the place
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection."""
@@ -93,9 +98,16 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address of the list of runs."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        """The address of the list of runs; on this machine if the server listens at all its addresses."""
+        host = "localhost" if self.everywhere else f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.server_port}/"
+
+    @property
+    def remedy(self) -> str:
+        """What a browser is told that used a name that may be another's."""
+        if self.everywhere:
+            return f"Use the IP address of this machine, with port {self.server_port}, or start it with --host NAME."
+        return f"Open {self.url} instead."
 
     def is_named(self, host: str) -> bool:
         """Return whether a request's Host header names this server.
@@ -132,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
         """Send a page."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not self.server.is_named(hosts[0]):
-            return self.send_error(HTTPStatus.MISDIRECTED_REQUEST, f"Open {self.server.url} instead.")
+            return self.send_error(HTTPStatus.MISDIRECTED_REQUEST, self.server.remedy)
         try:
             made = self.server.pages.page(self.path)
         except Exception:  # whatever it is, the other pages must stay

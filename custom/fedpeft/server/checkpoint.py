@@ -196,8 +196,8 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
 def _is_of(folder: Path, job: str) -> bool:
     try:
         return _facts(folder)["job"] == job
-    except FedpeftError:  # perhaps another job's
-        return False
+    except FedpeftError:  # to pass it over could mean to go on with an older run: the caller's error names it
+        return True
 
 
 def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:

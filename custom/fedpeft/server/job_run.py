@@ -164,6 +164,7 @@ class JobRun:
         before = self._load_checkpoint()
         self._lineage = before.lineage if before else checkpoint.new_lineage(self._name, self._place.submitter)
         self._sessions = before.sessions if before else {}
+        recorder.record_lineage(self._lineage, before)
         prune(self._place.lineages, self._lineage)
         introductions = self._handshake(recorder, before)
         state = self._rounds(recorder, introductions, before)
@@ -232,7 +233,7 @@ class JobRun:
                     self._host.warning(difference)
         for site, problem in problems.items():
             self._host.warning(f"site {site} does not take part: {problem}")
-        recorder.record_lineage(self._lineage, before, self._sites_behind(introductions, before))
+        recorder.record_behind(self._sites_behind(introductions, before))
         recorder.record_handshake(method, self._job.training, introductions, problems, schedule)
         return introductions
 

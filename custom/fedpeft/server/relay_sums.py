@@ -58,7 +58,7 @@ class GroupSum:
                 f"the server's order to add up {len(order.weights)} of {order.together} sites is invalid: install the "
                 f"same fedpeft version at the server and its relays."
             )
-        self._order = order
+        self._order, self.round = order, order.round
         self._schema = {key: list(tensor.shape) for key, tensor in order.state.items()}
         self._lock = threading.Lock()
         self._states: dict[str, State] = {}

@@ -242,7 +242,7 @@ class Rounds:
         needed = max(1, min(self._needed, len(sites)))
         if self._schedule.scored:
             due = self.planner.due(number, sites)
-            rejected = self._score(number, due, needed=max(0, needed - len(sites) + len(due)))
+            rejected = self._score(number, due, needed=max(1, needed - len(sites) + len(due)) if due else 0)
             sites = [site for site in sites if site not in rejected]
             check_enough(f"scoring in round {number}", sites, needed, rejected)
         assignment = self.planner.assignment(number, sites)

@@ -102,6 +102,8 @@ class RunRecorder:
             for site, i in introductions.items()
         } | {site: {"problem": problem} for site, problem in problems.items()}
         write_json(self.folder / HISTORY, self._history)
+        if self._history["rounds"]:  # of the job that this one continues
+            self._publish()
 
     def _keep_origin(self, method: MethodSettings, before: Mapping[str, Any]) -> None:
         """Keep the data sets and backbones of absent sites, whose earlier rounds are in the history."""
@@ -114,19 +116,21 @@ class RunRecorder:
             "source": origin(datasets, backbones, procedural=self._history["procedural"]),
         }
 
-    def record_lineage(self, name: str, before: Checkpoint | None, behind: Mapping[str, int]) -> None:
-        """Record the lineage; of a resumed job also copy the history, faults and seconds of the rounds before.
-
-        `behind` has by site the round of its own state if it differs from the checkpoint's.
-        """
+    def record_lineage(self, name: str, before: Checkpoint | None) -> None:
+        """Record the lineage; of a resumed job also copy the history, faults and seconds of the rounds before."""
         self._manifest["lineage"] = name
         if before:
-            self._manifest["resumed"] = {"after_round": before.round, "sites_with_other_state": dict(behind)}
+            self._manifest["resumed"] = {"after_round": before.round, "sites_with_other_state": {}}
             kept = {name: before.history[name] for name in (*RUN_FIELDS, *SITE_FIELDS) if name in before.history}
             self._history |= kept | {"rounds": list(before.history["rounds"])}
             self._earlier = sum(one.get("seconds") or 0 for one in before.history["rounds"])
             for finished in before.history["rounds"]:
                 self._add_faults(finished)
+
+    def record_behind(self, behind: Mapping[str, int]) -> None:
+        """Record by site the round of its own state if it differs from that of the checkpoint."""
+        if "resumed" in self._manifest:
+            self._manifest["resumed"]["sites_with_other_state"] = dict(behind)
 
     def record_first_adapter(self, sender: Sender) -> None:
         """Record which site's first adapter all sites get, and which sites computed another one."""
@@ -185,6 +189,10 @@ class RunRecorder:
             raise
         self._add_faults(finished)
         write_json(self.folder / HISTORY, self._history)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Bring TensorBoard's files and the tracker up to the history."""
         try:
             self._board.update(self._history["rounds"], self._history.get("metrics", {}))
         except Exception:  # a failure of TensorBoard must not end the job

@@ -131,7 +131,9 @@ class UpdateCheck:
         typical, few = statistics.median_high(learning.values()), len(lengths) < MIN_REPLIES
         refused = {}
         for site, length in lengths.items():
-            size = _size_of(start, states.get(site, start)) if few and not self._bounded and not self._stacked else 0.0
+            sent = states.get(site, start)
+            whole = _is_reshaped(sent, start) or (few and not self._bounded and not self._stacked)
+            size = _size_of(start, sent) if whole else 0.0
             explained, pace = self._movement_limits(learning[site], typical, median, few=few, size=size)
             if unknown or self._schedule.joins_in(round, site):  # it starts from other values than it was sent
                 explained = pace = max(explained, INITIAL_SIZE)
@@ -168,7 +170,7 @@ class UpdateCheck:
 
         `learning` is the sum of the learning rates of the site's steps, and `typical` the median of these sums. `few`:
         there are so few replies that one site could set the median. `size` is the adapter's, if neurons may be moved as
-        a whole.
+        a whole, or the site has others in number; else 0.
         """
         room = math.sqrt(self._factor)
         explained = min(room * learning, self._factor * typical) if self._normalizes and (few or self._bounded) else 0.0
@@ -199,6 +201,11 @@ class UpdateCheck:
         """Note the accepted adapters if their sites may keep a part of them."""
         if self._factor and self._kept:
             self.own |= {site: self._store({**self.own.get(site, {}), **state}) for site, state in states.items()}
+
+
+def _is_reshaped(sent: Mapping[str, Tensor], start: State) -> bool:
+    """Return whether a site has a tensor of another shape than the global one: `update_length` counts all of it."""
+    return any(key in start and start[key].shape != tensor.shape for key, tensor in sent.items())
 
 
 def _size_of(start: State, sent: Mapping[str, Tensor]) -> float:

@@ -85,15 +85,22 @@ STEP = "step"  # the optimizer's count of steps, which has no entry per neuron
 
 
 def next_agreement(
-    own: SiteState | None, received: State, settings: PIASettings | None = None, *, round: int, part: float
+    own: SiteState | None,
+    received: State,
+    settings: PIASettings | None = None,
+    *,
+    round: int,
+    part: float,
+    joined: bool = False,
 ) -> float | None:
     """Return the mean agreement over the rounds so far, the last one counting most; None: nothing to compare yet.
 
     `part` is the weight of the site in the mean that made the received adapter; for `settings` see `reordered_to`.
+    `joined`: a site joined in the round before, and the global adapter's change is mostly that of its other values.
     """
     if own is None:
         return None
-    comparable = own.round == round - 1 and own.received.keys() == received.keys() == own.started.keys()
+    comparable = not joined and own.round == round - 1 and own.received.keys() == received.keys() == own.started.keys()
     if not comparable or not received:
         return own.agreement
     sent = _change(own) if settings is not None and not settings.server else None  # nobody aligned what it sent

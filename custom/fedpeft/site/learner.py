@@ -48,7 +48,7 @@ from fedpeft.site.loop import (
 from fedpeft.site.metrics import Measure, Measured
 from fedpeft.site.moon import contrasted
 from fedpeft.site.scaffold import ControlVariates
-from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
+from fedpeft.site.scoring import check_trains, compares_with_previous, measure_budget, score_changes, score_layers
 from fedpeft.site.site_batches import SiteBatches
 from fedpeft.site.site_model import RoundValues, SharedModels, SiteModel, head_state
 from fedpeft.site.site_state import Facts, SiteRecord, SiteState, below_constant, best_round, with_round
@@ -219,13 +219,14 @@ class Learner:
         torch.manual_seed(self.seed_for("train", round))
         first_head = self.model.drawn_head(self.seed_for("head", round)) if self.salt and own is None else None
         self.values.restore(own, received, folder=self.folder, first_head=first_head)
-        received = without_head(received)
+        given, received = bool(received), without_head(received)
         compares = self.pia is not None and self.pia.follows_agreement
-        agreed = client_round.next_agreement(own, received, self.pia, round=round, part=part) if compares else None
+        agree = partial(client_round.next_agreement, own, received, self.pia, round=round, part=part)
+        agreed = agree(joined=round - 1 in self.schedule.joins.values()) if compares else None
         integration = self.integrate(round, own.adapter if own else None, received, agreed)
         own = integration.reordered(own, self.pia)
         near = integration.near | (head_state(self.head.state_dict()) if self.method.federates_head else {})
-        held = near if received or (round == 1 and not self.model.init_site) else {}  # what sites have in common
+        held = near if given or (round == 1 and not self.model.init_site) else {}  # what sites have in common
         personal = self._personalization(self, round=round, own=own, near=near, held=held, layers=layers)
         scores_change = compares_with_previous(self.schedule)
         started = self.trainable.state() if compares or scores_change else {}
@@ -300,8 +301,7 @@ class Learner:
 
     def score_trained(self, round: int) -> list[float]:
         """Score each transformer layer of the model that a round has just trained, on random training samples."""
-        looks_back = compares_with_previous(self.schedule)
-        return self._score(round, self._own_state(round + 1) if looks_back else None)
+        return self._score(round, self._own_state(round + 1) if compares_with_previous(self.schedule) else None)
 
     def _score(self, round: int, own: SiteState | None) -> list[float]:
         seed, samples = self._score_samples(round)
@@ -320,19 +320,18 @@ class Learner:
         return seed, self.batches.sample(self.schedule.score_samples, seed)
 
     def layer_budget(self) -> int:
-        """Return how many layers this site can train: set by the job, or measured from its memory."""
+        """Return how many layers this site can train, set by the job or measured; refuse 0 if nothing else trains."""
         if not self.schedule.active:
             return len(layers_of(self.trainable.parameters()))
-        if (budget := self.schedule.budget_of(self.site, seed=self.training.seed)) is not None:
-            return budget
+        budget = self.schedule.budget_of(self.site, seed=self.training.seed)
+        return check_trains(self._measured_budget() if budget is None else budget, self.parameters(), site=self.site)
+
+    def _measured_budget(self) -> int:
         training, parameters = self.training, self.trainable.parameters()
-        # passes that are kept for reuse are of the whole batch
-        size = (training.micro_batch or training.batch_size) + training.batch_size * training.reuse_passes
-        batch = self.batches.sample(size, derive(training.seed, "budget", self.site), size=size)[0]
+        batch = self.batches.largest_step(derive(training.seed, "budget", self.site))
         self.trainable.train_only(layers_of(parameters)[:1])  # with what trains beside any layer, and nothing else
         with computing.shortcuts(self.backbone, training):
-            model = self.answering.train()
-            return measure_budget(model, parameters, batch, self.schedule, training)
+            return measure_budget(self.answering.train(), parameters, batch, self.schedule, training)
 
     def finished(self, last: int) -> int:
         """Return the last round up to `last` with a state at this site; 0: none."""
@@ -384,7 +383,7 @@ class Learner:
         self, round: int, own: State | None, received: State, agreement: float | None = None
     ) -> client_round.Integration:
         """Load the start of a round from the site's adapter of its last round and the global one, if there are any."""
-        probe, validation = partial(self.probe, round), self.batches.validation
+        probe = partial(self.probe, round)
         return client_round.start(
             self.trainable,
             own=own,
@@ -392,7 +391,7 @@ class Learner:
             received=self.values.adapter(round, own, received),
             settings=self.pia,
             share=client_round.share_in_round(self.pia, agreement, round=round, rounds=self.training.rounds),
-            samples=client_round.Samples(probe=probe, validation=validation, loss=self.loss),
+            samples=client_round.Samples(probe=probe, validation=self.batches.validation, loss=self.loss),
         )
 
     def probe(self, round: int) -> list[Batch]:

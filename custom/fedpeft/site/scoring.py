@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +12,8 @@ from torch import nn
 
 from fedpeft.answering.answering import Answering, Batch
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.core.keys import layer_of, layers_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import belongs, layer_of, layers_of
 from fedpeft.core.states import State
 from fedpeft.importance import layer_budget, score
 from fedpeft.importance.registry import MemorySettings, normalized
@@ -123,6 +124,17 @@ def measure_budget(
         model=answering,
         settings=memory,
     )
+
+
+def check_trains(budget: int, parameters: Iterable[str], *, site: str) -> int:
+    """Return a budget of layers; refuse 0 where nothing trains beside layers, such as a head."""
+    if not budget and not any(belongs(key, []) for key in parameters):
+        raise FedpeftError(
+            f"site {site} has a budget of 0 layers and no head to train: give it 1 or more in schedule.site_budgets, "
+            f"or leave it out.",
+            setting="schedule.site_budgets",
+        )
+    return budget
 
 
 def _scores(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedpeft.answering.answering import Batch, Batches
+from fedpeft.answering.answering import Batch, Batches, largest_batch
 from fedpeft.answering.training_settings import BALANCED, VIEWS, TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.seeds import derive
@@ -121,6 +121,15 @@ class SiteBatches:
         chosen = [self._data.train[i] for i in order[:count].tolist()]
         smallest, size = (self._smallest, size) if size else (1, self._training.evaluation_batch_size)
         return [batch.to(self._device) for batch in self.draw(chosen, size, smallest=smallest)]
+
+    def largest_step(self, seed: int) -> Batch:
+        """Return random training samples on the device, as many as a training step may hold; few ones come again."""
+        training, count = self._training, len(self._data.train)
+        whole = largest_batch(count, training.batch_size, self._smallest)
+        held = min(training.micro_batch or whole, whole) + whole * training.reuse_passes  # those of a whole batch
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).repeat(-(-held // count))
+        (batch,) = self.draw([self._data.train[i] for i in order[:held].tolist()], held)
+        return batch.to(self._device)
 
     def lasting_sample(self, count: int) -> list[Batch]:
         """Return random training samples on the device, the same in every round."""

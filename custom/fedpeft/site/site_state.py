@@ -211,7 +211,8 @@ def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
             values["changes"] = {str(layer): value for layer, value in state.changes.items()}
         (draft / "state.json").write_text(json.dumps(values, sort_keys=True))
         if state.record:
-            (draft / RECORD).write_text(json.dumps(record_as_json(state.record), indent=1, sort_keys=True))
+            # not sorted: of PEFT's patterns of names the first that matches counts
+            (draft / RECORD).write_text(json.dumps(record_as_json(state.record), indent=1))
     for old in [path for path in rounds_in(folder) if number_of(path) <= state.round][:-KEPT_ROUNDS]:
         if number_of(old) != best:
             drop(old)

@@ -112,12 +112,13 @@ class SumMember:
                 f"the server assigned layers {order.layers} in a job with method.secure_sum, which sums whole adapters."
             )
         return self._sum_of_round(order.lineage, order.round).upload(
-            self._noised(trained, folder, order, received),
+            trained,
             folder,
             settings=self.settings,
             weight=weight_of(samples, self.method),
             offered=order.sum_keys,
             received=received,
+            noised=lambda adapter: self._noised(adapter, folder, order, received),
         )
 
     def _sum_of_round(self, job: str, round: int) -> SumRound:

@@ -234,12 +234,13 @@ class BottleneckTuning(SlotTuning):
         return self.config(settings).width(stream, layer)
 
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
-        widths = {}
+        widths: dict[int, set[int]] = {}
         for key, tensor in state.items():
             parts = parse_key(key)
-            if parts and parts.tensor == "down.weight":
-                widths[parts.layer] = tensor.shape[0]
-        return {"layer_widths": widths}
+            if parts and parts.tensor == "down.bias":
+                widths.setdefault(parts.layer, set()).add(len(tensor))
+        # two towers of unequal width have layers of one number: their widths follow from the reduction factor
+        return {"layer_widths": {layer: min(found) for layer, found in widths.items() if len(found) == 1}}
 
 
 def _name(key: str) -> str:
