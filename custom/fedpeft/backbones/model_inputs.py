@@ -160,15 +160,11 @@ class ModelInputs:
         batch = {}
         if self.tokenizer:
             texts = [question or " " for question in questions]
-            masked = "attention_mask" in self.tokenizer.model_input_names
-            batch |= self.tokenizer(
-                texts,
-                padding=True if masked else "max_length",  # without a mask, a sample must not depend on its batch
-                truncation=True,
-                max_length=self.text_length,
-                return_tensors="pt",
-                **side,
-            )
+            cut = self.tokenizer(texts, truncation=True, max_length=self.text_length)
+            # without a mask a sample must not depend on its batch: such a model has learned texts of its whole length
+            whole = "attention_mask" not in self.tokenizer.model_input_names
+            length = {"padding": "max_length", "max_length": self.max_text or self.text_length} if whole else {}
+            batch |= self.tokenizer.pad(cut, return_tensors="pt", verbose=False, **length, **side)
         if self.images:
             batch |= self.images(shown, return_tensors="pt")
         return {name: value for name, value in batch.items() if name in self.names and isinstance(value, Tensor)}

@@ -43,6 +43,11 @@ POOLER = "pooler."
 LLAVA_PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"
 
 
+# models that write text from left to right, whose layers do not say so
+CAUSAL = frozenset({"git", "bloom", "xglm", "codegen", "mpt", "openai-gpt"})
+SHUFFLED = "vit_mae"  # its model hides random patches of every image, also when it does not train
+
+
 def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor:
     """Return the features (B, d) of a model's output at the token that `token_of` names; the mask is (B, T)."""
     towers = [output.get(name) for name in TOWER_OUTPUTS]
@@ -60,6 +65,8 @@ def pooled(output: Mapping[str, Any], mask: Tensor | None, token: str) -> Tensor
         )
     if token == FIRST:
         return hidden[:, 0]
+    if token == LAST and mask is not None and (before := hidden.shape[1] - mask.shape[1]) > 0:
+        mask = torch.cat((mask.new_ones(len(mask), before), mask), dim=1)  # the image comes before the text
     if mask is None or mask.shape != hidden.shape[:2]:
         mask = torch.ones(hidden.shape[:2], dtype=torch.long, device=hidden.device)
     if token == LAST:
@@ -74,7 +81,8 @@ def token_of(model: nn.Module, has_first: bool) -> str:
     """Return which token has the features of a model without pooler; `has_first`: texts begin with a class token."""
     stacks = layer_stacks(model)
     last = list(stacks.values())[-1] if stacks else []
-    if any(getattr(module, "is_causal", None) is True for layer in last for module in layer.modules()):
+    causal = any(getattr(module, "is_causal", None) is True for layer in last for module in layer.modules())
+    if causal or model.config.model_type in CAUSAL:
         return LAST
     classifies = any(name.endswith(("cls_token", "class_embedding")) for name, _ in model.named_parameters())
     return FIRST if has_first or classifies else MEAN
@@ -181,6 +189,11 @@ def config_of(source: str, kinds: tuple[str, ...] = ()) -> Any:
             f"transformers has no code of its own for {source!r} (model_type {kind!r:.80}), and code that comes with a "
             f"model is never run: give a model of another kind, or update transformers."
         ) from error
+    if kind == SHUFFLED:
+        raise unusable(
+            f"{source!r} hides random patches of every image (model_type {kind!r}), so its features are random: give a "
+            f"model that sees all of them."
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise unusable(
             f"{source!r} is an encoder with a decoder (model_type {kind!r:.80}), which writes text: give a model of "
@@ -213,6 +226,9 @@ def check_features(backbone: TransformersModel) -> None:
     backbone.train(training)
     if features.dim() != 2 or len(features) != 2:
         raise ValueError(f"its features of two samples are of shape {tuple(features.shape)}")
+    asked = batch.get("input_ids")
+    if asked is not None and not torch.equal(*asked) and torch.equal(*features):
+        raise ValueError("its features are the same whatever the question is")
     backbone.hidden_size = features.shape[1]
 
 

@@ -59,8 +59,15 @@ def scaling_of(source: str) -> Scaling:
     if not named:
         return Scaling()
     processor = image_processor(source)
+    if getattr(processor, "do_flip_channel_order", False):
+        raise ValueError(f"its {named[0]} has do_flip_channel_order, and images are given with red first")
     mean, deviation = (processor.image_mean, processor.image_std) if processor.do_normalize else (0, 1)
     scaling = _check_scaling(named[0], mean, deviation)
+    if processor.do_rescale and getattr(processor, "rescale_offset", False):  # EfficientNet's pixels begin at -1
+        scaling = _check_scaling(named[0], tuple(value + 1 for value in scaling.mean), scaling.deviation)
+    if getattr(processor, "include_top", False):  # EfficientNet divides once more
+        again = _check_scaling(named[0], 0, processor.image_std).deviation
+        scaling = scaling._replace(deviation=tuple(map(math.prod, zip(scaling.deviation, again, strict=True))))
     factor = processor.rescale_factor if processor.do_rescale else 1
     if not (type(factor) in (int, float) and 0 < factor <= 1):
         raise ValueError(f"its {named[0]} has rescale_factor = {factor!r:.40}: give a number above 0, at most 1")
