@@ -699,7 +699,6 @@ def test_the_footprint_of_a_job_grows_with_its_batch(make_job):
     assert "from batches of 1 and 2 to 4" in small.method
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "at_once"),
     [([], 1), (["training.micro_batch=5"], 0), (["training.reuse_passes=true", "method.name=feddat_houlsby"], 2)],
@@ -714,7 +713,6 @@ def test_the_footprint_is_of_the_largest_batch_that_the_site_policy_makes(make_j
     assert found.method == f"extrapolated from batches of 1 and 2 to {at_once * largest or 5}"
 
 
-@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_one_sentence(make_job, monkeypatch):
     def full(step, model):
         raise torch.OutOfMemoryError("CUDA out of memory")
