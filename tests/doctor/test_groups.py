@@ -13,9 +13,11 @@ from types import SimpleNamespace
 
 import histories
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from fedpeft.answering.answering import largest_batch
 from fedpeft.backbones.registry import TINY_ALBEF_FOLDER, TINY_FOLDER
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.workspace import COMPONENTS, GUARDS, resources
@@ -24,10 +26,11 @@ from fedpeft.doctor import content as backbone
 from fedpeft.doctor import content as data
 from fedpeft.doctor import context as job
 from fedpeft.doctor import machine, memory, open_context, policies
-from fedpeft.doctor.footprint import Footprint, largest
+from fedpeft.doctor.footprint import Footprint, footprint, largest
 from fedpeft.flare.policy import default_scope
 from fedpeft.job.composing import compose
 from fedpeft.job.settings import SiteJob
+from fedpeft.job.site_policy import SitePolicy
 from fedpeft.report.status import SIMULATED
 from fedpeft.site.learner import Learner
 from fedpeft.site.site_state import KEPT_ROUNDS
@@ -694,6 +697,29 @@ def test_the_footprint_of_a_job_grows_with_its_batch(make_job):
     assert small.step < large.step
     assert 0 < small.state == large.state
     assert "from batches of 1 and 2 to 4" in small.method
+
+
+@pytest.mark.parametrize(
+    ("settings", "at_once"),
+    [([], 1), (["training.micro_batch=5"], 0), (["training.reuse_passes=true", "method.name=feddat_houlsby"], 2)],
+    ids=["whole batches", "in parts", "kept passes"],
+)
+@pytest.mark.parametrize("least", [1, 4, 20])
+def test_the_footprint_is_of_the_largest_batch_that_the_site_policy_makes(make_job, settings, at_once, least):
+    batch = ["method.aggregation=fedavg", "training.batch_size=8"]
+    own = open_context(make_job(*batch, *settings)).at("slake")
+    largest = max(largest_batch(count, 8, least) for count in range(8, 100))
+    found = footprint(own, policy=SitePolicy(min_batch_size=least))
+    assert found.method == f"extrapolated from batches of 1 and 2 to {at_once * largest or 5}"
+
+
+def test_a_batch_that_does_not_fit_is_one_sentence(make_job, monkeypatch):
+    def full(step, model):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("fedpeft.importance.memory_budget._saved_bytes", full)
+    with pytest.raises(FedpeftError, match=r"^a batch of 4 does not fit on cpu: lower it\.$"):
+        open_context(make_job("training.batch_size=4")).footprint  # noqa: B018
 
 
 @pytest.mark.slow

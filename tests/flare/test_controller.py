@@ -225,6 +225,23 @@ def test_a_bad_score_is_refused_by_name(run, score, reason):
     assert reason in manifest["reason"]
 
 
+def test_the_scores_of_a_single_site_are_waited_for(run, monkeypatch):
+    """The quorum is reached without that site, so the grace period would begin at once and end before they come."""
+    collect, needed = Harness.collect, {}
+
+    def noted(harness, task, orders, *rest, **how):
+        needed[task, how["round"]] = len(orders), how["needed"]
+        return collect(harness, task, orders, *rest, **how)
+
+    def late(site, order):
+        return scores(site, order) if (site, order.round) != ("chest", 1) else None
+
+    monkeypatch.setattr(Harness, "collect", noted)
+    _, manifest, _ = run(scheduled, assigned, late, schedule={**SCHEDULE, "every": 9}, quorum=2, rounds=3)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert [needed[SCORE, round] for round in (1, 2, 3)] == [(3, 2), (1, 1), (0, 0)]
+
+
 def test_a_reply_with_unassigned_layers_is_refused(run):
     everything = {key: torch.ones(shape) for key, shape in LAYERS.items()}
     _, manifest, _ = run(scheduled, lambda s, o: reply(s, o, state=everything), schedule=SCHEDULE)

@@ -7,6 +7,7 @@ import pytest
 from harness import Harness
 
 from fedpeft.core.errors import LocalError
+from fedpeft.flare import controller
 from fedpeft.server import checkpoint
 from fedpeft.server import run_recorder as record_module
 
@@ -37,6 +38,16 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_job_in_one_sentence(run, t
     assert not list(tmp_path.rglob("*.draft"))
     assert [entry["round"] for entry in history["rounds"]] == [1]
     assert manifest["rounds"] == 1
+
+
+def test_a_state_folder_that_cannot_be_written_is_the_reason_in_the_manifest(run, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(controller, "lineages_folder", lambda fl_ctx: tmp_path / "file" / "state")
+    harness, manifest, _ = run(rounds=1)
+    assert manifest["status"] == "failed"
+    assert manifest["reason"].startswith(str(tmp_path / "file" / "state"))
+    assert "cannot be written (Not a directory)" in manifest["reason"]
+    assert harness.panics == [manifest["reason"]]
 
 
 @pytest.mark.parametrize("file", ["history.json", "manifest.json"])

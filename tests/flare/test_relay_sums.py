@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Who may ask a relay for what, and what a site sends to which relay."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,7 @@ from fedpeft.protocol.types import (
     TrainReply,
     Upload,
 )
+from fedpeft.server.relay_sums import GroupSum
 
 KEY = "layer.0.output.down.weight"
 START = {KEY: torch.zeros(3, 4)}
@@ -43,10 +45,13 @@ class Wire:
 
     Args:
         names: what a relay's own cell is called.
+
+    Attributes:
+        waits: how often FLARE asks a sender whether it waits longer, before the relay answers.
     """
 
     def __init__(self, name=RELAY):
-        self.name, self.answers, self.reached, self.context = name, {}, [], {}
+        self.name, self.answers, self.reached, self.context, self.waits = name, {}, [], {}, 0
 
     def get_fqcn(self):
         return self.name
@@ -78,6 +83,8 @@ class Sender:
         if topic == REACH:
             return self._wire.answers[topic](request)
         self._wire.reached.append((topic, self._origin))
+        if not all(progress_wait_cb() for _ in range(self._wire.waits)):
+            return make_reply(ReturnCode.TIMEOUT)
         request.set_header(MessageHeaderKey.ORIGIN, self._origin)
         return self._wire.answers[topic](request)
 
@@ -161,19 +168,43 @@ def test_a_site_of_another_job_gets_no_adapter(wire):
         fetch(wire.of(f"{RELAY}.north.job-2"), RELAY, 1)
 
 
+SENDS = {
+    "fetch": lambda cell, relay, **how: fetch(cell, relay, 1, **how),
+    "hand over": lambda cell, relay, **how: hand_over(cell, relay, Upload(round=1, state=START), **how),
+}
+
+
 @pytest.mark.parametrize("named", ["relay-b", "north", "server", "", f"{RELAY}.south"])
-@pytest.mark.parametrize(
-    "send",
-    [
-        lambda cell, relay: fetch(cell, relay, 1),
-        lambda cell, relay: hand_over(cell, relay, Upload(round=1, state=START)),
-    ],
-    ids=["fetch", "hand over"],
-)
+@pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
 def test_a_site_sends_its_adapter_to_its_own_relay_alone(wire, named, send):
     with pytest.raises(FedpeftError, match="which it is not"):
         send(wire.of(NORTH), named)
     assert wire.reached == []
+
+
+@pytest.fixture
+def slow(wire, monkeypatch):
+    """A relay with an order, that answers when FLARE has asked three times, which takes longer than `SECONDS`."""
+    clock = itertools.count(step=relay.SECONDS)
+    monkeypatch.setattr(relay, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    relays(wire).ask(RELAY, order(), Measured)
+    wire.waits = 3
+    return wire
+
+
+@pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
+def test_a_site_waits_for_its_relay_while_its_task_goes_on(slow, send):
+    send(slow.of(NORTH), RELAY, ended=lambda: False)
+
+
+ENDS = {"task": lambda wire: True, "relay": lambda wire: not wire.answers.pop(REACH)}
+
+
+@pytest.mark.parametrize("ended", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
+def test_a_site_waits_no_longer_once_its_task_or_its_relay_has_ended(slow, send, ended):
+    with pytest.raises(FedpeftError, match="relay relay-a does not answer"):
+        send(slow.of(NORTH), RELAY, ended=lambda: ended(slow))
 
 
 def test_a_site_without_a_relay_sends_it_to_none(wire):
@@ -186,6 +217,36 @@ def test_a_global_adapter_of_another_round_is_refused(wire):
     relays(wire).ask(RELAY, order(round=2), Measured)
     with pytest.raises(FedpeftError, match="round 2"):
         fetch(wire.of(NORTH), RELAY, 1)
+
+
+def added(wire, round):
+    """The sum of a round of one site, which sends the number of the round."""
+    hand_over(wire.of(NORTH), RELAY, Upload(round=round, state={KEY: torch.full((3, 4), float(round))}))
+    return relays(wire).ask(RELAY, SumQuery(round=round, sites=["north"]), PartialSum)
+
+
+@pytest.mark.parametrize(("kind", "sites"), [(Measured, []), (PartialSum, ["north"])], ids=["measure", "sum"])
+def test_a_query_of_another_round_changes_nothing(wire, kind, sites):
+    """Such as one that was still on its way when the server began the next round."""
+    server = relays(wire)
+    for round in (1, 2):
+        server.ask(RELAY, order(("north",), round=round), Measured)
+    with pytest.raises(FedpeftError, match="round 1 in round 2"):
+        server.ask(RELAY, SumQuery(round=1, sites=sites), kind)
+    assert torch.equal(added(wire, 2).state[KEY], torch.full((3, 4), 3 * 2 * 2**32))
+
+
+def test_a_slow_sum_does_not_drop_that_of_the_next_round(wire, monkeypatch):
+    total = GroupSum.total
+
+    def slow(group, sites):
+        if group.round == 1:
+            relays(wire).ask(RELAY, order(("north",), round=2), Measured)
+        return total(group, sites)
+
+    monkeypatch.setattr(GroupSum, "total", slow)
+    relays(wire).ask(RELAY, order(("north",)), Measured)
+    assert [added(wire, round).round for round in (1, 2)] == [1, 2]
 
 
 @pytest.mark.parametrize("topic", [OPEN, FETCH, TAKE, MEASURE, ADD_UP])

@@ -241,6 +241,26 @@ def test_a_broken_checkpoint_names_its_folder_and_an_older_one_still_works(run, 
     assert manifest["status"] == "completed", manifest.get("reason")
 
 
+def test_a_damaged_checkpoint_of_the_newest_lineage_is_not_passed_over_for_an_older_one(run, tmp_path):
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            run(train=dies_in(3), rounds=4)
+    newest = max((tmp_path / "state").glob("*/round-00002"), key=lambda path: path.stat().st_mtime_ns)
+    (newest / "checkpoint.json").write_text("half")
+    _, manifest, _ = run(resumed, drawn, rounds=4, resume_from="latest")
+    assert f"the checkpoint {newest} cannot be read" in manifest["reason"]
+
+
+def test_a_resumed_job_that_fails_before_its_first_round_has_the_rounds_before_in_its_manifest(run):
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4)
+    _, manifest, _ = run(lambda site: None, rounds=4, resume_from="latest")
+    assert "the handshake ended with too few" in manifest["reason"]
+    assert manifest["resumed"] == {"after_round": 2, "sites_with_other_state": {}}
+    assert manifest["rounds"] == 2
+    assert manifest["lineage"].startswith("test-")
+
+
 def test_only_the_newest_rounds_and_lineages_are_kept(run, tmp_path):
     run(rounds=5)
     assert sorted(path.name for path in (tmp_path / "state").glob("*/round-*")) == [f"round-0000{n}" for n in (3, 4, 5)]

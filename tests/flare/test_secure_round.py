@@ -9,12 +9,13 @@ import pytest
 import torch
 from harness import SCHEMA, SITES, introduction, reply
 
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError, LocalError, SecureSumError
 from fedpeft.core.settings import build
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol import secure_sum
 from fedpeft.protocol.differential_privacy import LEDGER, PrivacySettings
+from fedpeft.protocol.fields import BLOCKED
 from fedpeft.protocol.signed_keys import Kit
 from fedpeft.protocol.types import TrainOrder
 from fedpeft.site.sum_member import SumMember
@@ -220,6 +221,53 @@ def test_a_site_clips_and_noises_what_it_masks_where_its_file_says_so(tmp_path):
     for site in SITES:
         (line,) = (tmp_path / site / LEDGER).read_text().splitlines()
         assert {"job": JOB, "round": 1, "noise": 0.01, "bound": 1.0}.items() <= json.loads(line).items()
+
+
+@pytest.fixture
+def noising(tmp_path):
+    """Function: a site that noises what it masks sends its adapter of the first round; returns its ledger."""
+    folders = {site: tmp_path / site / JOB for site in SITES}
+    made = {site: SumMember(site=site, method=MethodSettings(**METHOD), settings="same") for site in SITES}
+    keys = {site: member.offer(folders[site], job=JOB, round=1, facts={}) for site, member in made.items()}
+    received = {key: torch.zeros(shape) for key, shape in SCHEMA.items()}
+
+    def send(**changes):
+        member = dataclasses.replace(made["chest"], noised=dataclasses.replace(NOISED.noise_of_sums, **changes))
+        member.upload(plain("chest", 9), folders["chest"], order(sum_keys=keys), samples=1, received=received)
+
+    send.ledger = tmp_path / "chest" / LEDGER
+    return send
+
+
+def test_a_repeated_order_costs_a_site_nothing(noising):
+    """The key is gone, so nothing would leave."""
+    noising()
+    written = noising.ledger.read_bytes()
+    with pytest.raises(SecureSumError, match="no unused key"):
+        noising()
+    assert noising.ledger.read_bytes() == written
+
+
+def unusable(ledger):
+    ledger.mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("harm", "changes", "reason"),
+    [
+        (None, {"limit": 1.0}, "over the limit of 1"),
+        (None, {"noise": 1e-160}, "have no finite epsilon"),
+        (unusable, {}, "the ledger of releases .* cannot be used"),
+    ],
+    ids=["limit", "noise", "ledger"],
+)
+def test_a_sum_that_the_ledger_refuses_is_blocked(noising, harm, changes, reason):
+    """As a single reply is, and not called a state that cannot be used."""
+    if harm:
+        harm(noising.ledger)
+    with pytest.raises(LocalError, match=reason) as refused:
+        noising(**changes)
+    assert refused.value.code == BLOCKED
 
 
 def test_sites_that_were_sent_different_jobs_do_not_mask_alike(tmp_path):

@@ -5,9 +5,11 @@ import getpass
 import platform
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from harness import introduction
 from histories import FIVE, record
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import ReservedKey
@@ -21,6 +23,7 @@ from fedpeft.flare.tracking import start_tracking
 from fedpeft.job import federation
 from fedpeft.job.composing import compose, default_configs, write_job
 from fedpeft.job.federation import TRACKERS, FederationSettings, Tracker, reason_of
+from fedpeft.server.run_recorder import RunRecorder
 
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT")
 
@@ -216,6 +219,19 @@ def test_a_job_ends_as_without_a_tracker(fails, receiver, run):
     assert manifest["status"] == "completed"
     assert sorted(receiver.values) == ([] if fails else [one["round"] for one in history["rounds"]])
     assert receiver.ended == 1
+
+
+def test_a_resumed_job_without_rounds_left_sends_those_that_it_has(receiver, run, monkeypatch):
+    def killed(recorder):
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as until:
+        until.setattr(RunRecorder, "complete", killed)
+        with pytest.raises(SystemExit):
+            run(rounds=2)
+    _, manifest, _ = run(partial(introduction, finished=2), rounds=2, resume_from="latest", tracking="own")
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert sorted(receiver.values) == [1, 2]
 
 
 def test_a_job_whose_tracker_does_not_answer_ends_before_its_first_round(receiver, run):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.importance import MemorySettings, count_layers, layer_budget, layer_memory
+from fedpeft.importance import MemorySettings, count_layers, layer_budget, layer_memory, memory_budget
 from fedpeft.importance.memory_budget import available_memory
 
 SAMPLES, WIDTH, LAYERS = 64, 32, 4
@@ -92,6 +92,41 @@ def test_the_budget_grows_with_the_memory_and_shrinks_with_the_margin(case):
         tight = MemorySettings(choice="last", available_mib=exact / 0.8 * 1.001, margin=0.2)
         assert layer_budget(*arguments, model=model, settings=tight) == count
     assert [p.requires_grad for p in model.parameters()] == before
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Function: measuring a step raises an error if more than so many layers train in it."""
+    measured = memory_budget._saved_bytes
+
+    def install(error, *, above):
+        def measure(step, model):
+            if sum(layer.weight.requires_grad for layer in model.layers) > above:
+                raise error
+            return measured(step, model)
+
+        monkeypatch.setattr(memory_budget, "_saved_bytes", measure)
+
+    return install
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("can't allocate memory"), MemoryError()])
+@pytest.mark.parametrize(
+    ("choice", "fits", "budget"), [("any", -1, 0), ("any", 0, 0), ("last", -1, 0), ("last", 0, 0), ("last", 2, 2)]
+)
+def test_layers_whose_pass_does_not_fit_do_not_count(case, failing, error, choice, fits, budget):
+    arguments, model = case
+    failing(error, above=fits)
+    settings = MemorySettings(choice=choice, available_mib=9)
+    assert layer_budget(*arguments, model=model, settings=settings) == budget
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_another_error_of_a_pass_is_raised(case, failing):
+    arguments, model = case
+    failing(RuntimeError("shapes do not match"), above=0)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        layer_budget(*arguments, model=model)
 
 
 class Unequal(nn.Module):

@@ -31,6 +31,7 @@ MEDIAN = ["method.pia.share=0.5", "method.robust.average=median"]
 NO_WEIGHT = ["method.pia.share=0.5", "schedule.weight_importance=0", "schedule.weight_diversity=0"]
 FIXED = ["method.pia.share=0.5", "method.pia.accept=false"]
 UNEQUAL = [*FIXED, f"method.site_settings.{SITES[0]}.reduction_factor=8"]
+SETTINGS_OF_LEFT = "method.site_settings.left.reduction_factor=8"
 NO_SITE_FIRST = [f"schedule.joins.{site}=2" for site in SITES]
 
 
@@ -266,6 +267,15 @@ def test_two_sites_with_the_data_of_one_are_refused(job, own, sentence):
 @pytest.mark.parametrize("own", [["schedule.joins.slak=2"], [*SCHEDULED, "schedule.site_budgets.slak=1"]])
 def test_a_misspelt_site_is_refused(own):
     with pytest.raises(FedpeftError, match=r"schedule\..* names 'slak', .*did you mean 'slake'"):
+        check_sections(overlay(JOB, parse_overrides(own)))
+
+
+@pytest.mark.parametrize(
+    "own", [["schedule.joins.left=2"], [*SCHEDULED, "schedule.site_budgets.left=1"], [*FIXED, SETTINGS_OF_LEFT]]
+)
+def test_settings_of_a_site_that_has_left_stay_where_a_job_resumes(own):
+    check_sections(overlay(JOB, parse_overrides([*own, "resume_from=latest"])))
+    with pytest.raises(FedpeftError, match=r"names 'left', which is not in federation\.sites"):
         check_sections(overlay(JOB, parse_overrides(own)))
 
 

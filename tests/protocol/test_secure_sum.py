@@ -45,10 +45,9 @@ def authority(name="consortium"):
 def kits(tmp_path_factory):
     folder, kit = tmp_path_factory.mktemp("kits"), authority()
     foreign = authority()(folder / "foreign", "paris")
-    lead = kit(folder / "lead", "paris", role="lead")
-    return SimpleNamespace(
-        **{site: kit(folder / site, site) for site in SITES}, foreign=foreign, lead=lead, folder=folder
-    )
+    lead, client = (kit(folder / role, "paris", role=role) for role in ("lead", "client"))
+    own = {site: kit(folder / site, site) for site in SITES}
+    return SimpleNamespace(**own, foreign=foreign, lead=lead, client=client, folder=folder)
 
 
 def adapter(seed, scale=0.1, dtype=torch.float32):
@@ -246,6 +245,13 @@ def test_a_key_that_is_not_the_sites_own_is_refused(tmp_path, kits, kind, reason
     chosen.offered["paris"] = replaced(chosen, kits, kind)
     with pytest.raises(FedpeftError, match=reason):
         chosen.send("berlin", adapter(0))
+
+
+def test_a_certificate_that_calls_its_owner_a_client_is_that_of_a_site(tmp_path, kits):
+    """`nvflare cert` writes this role for a site."""
+    chosen = Round(tmp_path, kits)
+    chosen.offered["paris"] = chosen.offer("paris", kit=kits.client)
+    assert chosen.send("berlin", adapter(0)).keys() == SHAPES.keys()
 
 
 def test_the_servers_version_of_a_sites_own_key_is_refused(tmp_path, kits):

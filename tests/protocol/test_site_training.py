@@ -44,6 +44,16 @@ def test_without_a_sites_file_the_job_decides_on_the_last_step(learner, monkeypa
     assert batch_sizes(learner("training.batch_size=17", "training.local_epochs=1"), monkeypatch) == [17, 1]
 
 
+@pytest.mark.parametrize(("own", "size"), [({"min_batch_size": 4}, 18), (None, 17)])
+def test_the_memory_of_layers_is_measured_with_the_largest_step(learner, monkeypatch, own, size):
+    sizes = []
+    measure = lambda model, parameters, batch, *_: sizes.append(len(batch.target)) or 1  # noqa: E731
+    monkeypatch.setattr("fedpeft.site.learner.measure_budget", measure)
+    made = learner("training.batch_size=17", "method.aggregation=fedavg", "schedule.solver=exact", own=own)
+    assert made.layer_budget() == 1
+    assert sizes == [size]
+
+
 @pytest.mark.slow
 def test_the_learning_rate_falls_over_the_steps_that_are_made(learner, monkeypatch):
     calls = set()

@@ -2,11 +2,15 @@
 """Event files of a run that goes on, read back by TensorBoard itself."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
+from harness import introduction
 from histories import FIVE, record
 
-from fedpeft.server.run_recorder import ABSENT, Board, scalars
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.run_recorder import ABSENT, Board, RunRecorder, scalars
 
 pytest.importorskip("tensorboard")
 
@@ -52,6 +56,14 @@ def test_a_resumed_run_shows_its_earlier_rounds_once(tmp_path):
     board.update(made[:2], {})
     board.update(made, {})
     assert [step for step, _ in read(tmp_path / "tensorboard" / "server")["seconds/round"]] == [1, 2, 3]
+
+
+def test_a_resumed_job_without_rounds_left_shows_those_before(tmp_path):
+    recorder = RunRecorder(tmp_path, job="test")
+    recorder.record_lineage("one", SimpleNamespace(history={"rounds": rounds(2)}, round=2))
+    sites = {site: introduction(site) for site in FIVE}
+    recorder.record_handshake(MethodSettings(), TrainingSettings(rounds=2), sites, problems={})
+    assert [step for step, _ in read(tmp_path / "tensorboard" / "server")["seconds/round"]] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,17 @@ def test_an_update_beyond_anything_that_training_explains_is_refused(job, factor
     assert refused_of(check_of(method, training), [*moves, factor * HONEST], samples=samples) == [len(moves)]
 
 
+@pytest.mark.parametrize("rows", [2, 8])
+@pytest.mark.parametrize(("factor", "refused"), [(1, []), (100, ["4"])])
+def test_a_site_of_another_rank_may_send_what_is_as_large_as_the_global_adapter(rows, factor, refused):
+    """The whole of it counts as its update: how far it moved nobody can tell."""
+    check, start = check_of(*JOBS["svd of other ranks"]), {KEY: torch.ones(4, 5)}
+    states = {str(number): {KEY: start[KEY] + HONEST} for number in range(4)}
+    states["4"] = {KEY: factor * (torch.ones(rows, 5) + HONEST)}
+    counts = dict.fromkeys(states, SAMPLES)
+    assert [list(check.outlying(states, start, counts, round)) for round in range(2, 8)] == [refused] * 6
+
+
 @pytest.mark.parametrize("size", [1e3, 1e6])
 def test_of_two_sites_whose_start_is_unknown_the_one_with_a_huge_adapter_is_refused(size):
     """In a first round the server may not know where they start. Where they disagree otherwise, nobody is refused."""

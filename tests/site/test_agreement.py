@@ -75,6 +75,27 @@ def test_what_cannot_be_compared_changes_nothing(own, received, round):
     assert next_agreement(own, received, round=round, part=0.5) == 0.4
 
 
+def test_after_a_round_in_which_a_site_joined_the_agreement_is_kept():
+    """What changed the mean is what that site brought."""
+    received = state([1.0], [1.0])
+    assert next_agreement(kept(), received, round=4, part=0.5, joined=True) == 0.4
+    assert next_agreement(kept(agreement=None), received, round=4, part=0.5, joined=True) is None
+
+
+@pytest.mark.slow
+def test_all_sites_keep_their_agreement_after_one_joined(sections, tmp_path, monkeypatch):
+    told = {}
+
+    def noted(own, *rest, round, joined, **how):
+        told.setdefault(round, set()).add(joined)
+        return next_agreement(own, *rest, round=round, joined=joined, **how)
+
+    monkeypatch.setattr("fedpeft.site.client_round.next_agreement", noted)
+    joins = ("schedule.joins={vqa-rad: 2}", "training.rounds=4")
+    list(federate(learners_of(sections(*AGREEMENT, *joins), tmp_path)))
+    assert told == {1: {False}, 2: {False}, 3: {True}, 4: {False}}
+
+
 ORDERS = {"layer.0.output": torch.tensor([1, 2, 0, 3])}
 BACK = {place: torch.argsort(order) for place, order in ORDERS.items()}
 

@@ -1,12 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What an epoch draws: balanced classes, and turned images."""
+"""What an epoch draws: balanced classes, turned images, and batches of which size."""
 
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
+from fedpeft.answering.answering import Batches, largest_batch
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.data.schema import Example, SiteData, balancing
@@ -77,6 +79,48 @@ def test_an_epoch_follows_from_its_seed():
         for _ in range(2)
     )
     assert first == second
+
+
+class Rows(list):
+    """Examples of a batch."""
+
+    def to(self, device):
+        return self
+
+
+def test_the_largest_batch_is_the_largest_that_an_epoch_draws():
+    rows = [example(number) for number in range(13)]
+    for count, size, smallest in product(range(1, 14), range(1, 7), range(1, 8)):
+        batches = Batches(rows[:count], lambda _, examples: examples, batch_size=size, smallest=smallest)
+        sizes = [len(batch) for batch in batches]
+        assert (len(batches), sum(sizes)) == (len(sizes), count), (count, size, smallest)
+        assert largest_batch(count, size, smallest) == max(sizes), (count, size, smallest)
+
+
+@pytest.mark.parametrize(
+    ("count", "smallest", "settings", "held"),
+    [
+        (8, 2, {}, 4),
+        (9, 2, {}, 5),
+        (9, 1, {}, 4),
+        (3, 2, {}, 3),
+        (9, 2, {"micro_batch": 2}, 2),
+        (9, 2, {"reuse_passes": True}, 5 + 5),
+        (9, 2, {"reuse_passes": True, "micro_batch": 2}, 2 + 5),
+        (3, 2, {"reuse_passes": True}, 3 + 3),
+        (1, 2, {"reuse_passes": True, "micro_batch": 3}, 1 + 1),
+    ],
+)
+def test_the_largest_step_holds_what_a_step_of_the_training_may_hold(count, smallest, settings, held):
+    """Samples come again where there are fewer than that, each as often as the others."""
+    training = TrainingSettings(rounds=1, batch_size=4, **settings)
+    train = tuple(example(number) for number in range(count))
+    data = SiteData(site="site", train=train, validation=(), test=train, source="")
+    collate, cpu = lambda _, examples: Rows(examples), torch.device("cpu")
+    step = SiteBatches("site", data, collate, training, device=cpu, smallest=smallest).largest_step(0)
+    times = Counter(one.image_id for one in step)
+    assert len(step) == held
+    assert max(times.values()) == -(-held // count)
 
 
 @pytest.mark.parametrize("setting", ["sampling", "augmentation"])

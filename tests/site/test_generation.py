@@ -166,6 +166,14 @@ def test_a_federation_of_models_that_write(name, overrides, sections, tmp_path):
     assert all(key.startswith("layer.") for key in results[-1].state)
 
 
+def test_a_site_that_writes_has_no_head_to_train_where_its_budget_is_nothing(sections, tmp_path):
+    own = ("schedule.solver=exact", "schedule.budget=1", "schedule.site_budgets={slake: 0}")
+    made = learners(sections, tmp_path, "llava", *own)
+    assert made["vqa-rad"].layer_budget() == 1
+    with pytest.raises(FedpeftError, match="site slake has a budget of 0 layers and no head to train"):
+        made["slake"].layer_budget()
+
+
 def test_a_site_of_a_secure_sum_has_no_head_to_draw(sections, tmp_path):
     """Its seeds have a salt; building the way of answering again would compare half with single precision."""
     made = learners(sections, tmp_path, "llava", "training.precision=bfloat16", sites=("slake",))

@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fedpeft import importance
+from fedpeft.backbones.registry import TINY_ALBEF_FOLDER
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import belongs, layer_of
 from fedpeft.core.states import digest
@@ -189,9 +190,23 @@ def test_a_budget_of_nothing_trains_the_head_alone(sections, tmp_path):
     chosen = sections(*UPPER_LAYER, "method.aggregation=fedavg", "schedule.site_budgets={slake: 0}")
     learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
     first = next(federate(learners))
+    assert learners["slake"].layer_budget() == 0
     assert first.assignment.layers == {"slake": [], "vqa-rad": [1]}
     assert first.updates["slake"].state == {}
     assert first.updates["slake"].metrics["loss"] > 0
+
+
+@pytest.mark.parametrize("own", ["site_budgets={slake: 0}", "budget=0"], ids=["of the job", "of the memory"])
+def test_a_budget_of_nothing_is_refused_where_no_head_trains(sections, tmp_path, monkeypatch, own):
+    """Ranking takes no head."""
+    monkeypatch.setattr("fedpeft.site.learner.measure_budget", lambda *_: 0)
+    ranking = (f"backbone.source={TINY_ALBEF_FOLDER}", "backbone.name=tiny-albef-decoder", "training.answering=ranking")
+    chosen = sections(*UPPER_LAYER, "method.aggregation=fedavg", *ranking, f"schedule.{own}")
+    learner = Learner.from_sections(chosen, site="slake", folder=tmp_path)
+    sentence = "^site slake has a budget of 0 layers and no head to train: give it 1 or more in schedule.site_budgets, "
+    with pytest.raises(FedpeftError, match=sentence) as refused:
+        learner.layer_budget()
+    assert refused.value.setting == "schedule.site_budgets"
 
 
 def test_drawn_budgets_lie_in_their_range(sections, tmp_path):

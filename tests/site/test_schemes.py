@@ -28,7 +28,7 @@ class FedProxByLoss(Learner):
     mu = 0.3
 
     def fit(self, optimizer, round):
-        parameters = self.trainable.parameters()
+        parameters = self.parameters() if self.method.federates_head else self.trainable.parameters()
         near = {key: parameter.detach().clone() for key, parameter in parameters.items()}
 
         def add(*_):
@@ -43,7 +43,10 @@ class FedProxByLoss(Learner):
             hook.remove()
 
 
-@pytest.mark.parametrize("method", [(FEDAVG,), (FEDAVG, "method.name=lora"), LAYERS])
+HEADS = [(FEDAVG, "method.head=federated", f"method.name={name}") for name in ("houlsby", "classifier")]
+
+
+@pytest.mark.parametrize("method", [(FEDAVG,), (FEDAVG, "method.name=lora"), LAYERS, *HEADS])
 def test_fedprox_is_its_loss(learners, method):
     rounds = list(federate(learners(*method, "training.proximal_mu=0.3")))
     assert_same(rounds, list(federate(learners(*method, kind=FedProxByLoss))), rtol=0, atol=1e-7)
