@@ -155,7 +155,9 @@ class TrainingSettings:
     moon_temperature: float = field(default=0.5, metadata={**within(0.1, 10), READ_WITH: {"moon_mu": None}})
     personalization: str = field(default=NONE, metadata={WITH_GLOBAL: True})
     ditto_lambda: float = field(default=0.1, metadata={**within(0), READ_WITH: {"personalization": ("ditto",)}})
-    ala_rate: float = field(default=1.0, metadata={**within(0), READ_WITH: {"personalization": ("fedala",)}})
+    ala_rate: float = field(
+        default=1.0, metadata={**within(0, max_by="max_ala_rate"), READ_WITH: {"personalization": ("fedala",)}}
+    )
     optimizer_state: str = field(default="keep", metadata={READ_WITH: {"optimizer": (ADAMW,)}})
     answering: str = "classification"
     candidates: int = field(default=128, metadata=within(0, MAX_SAMPLES))

@@ -179,6 +179,8 @@ def check_site_file(context: Context) -> Iterator[Finding]:
         noise = policy.noise_of_sums
         if noise and (finding := _clipping_problem(context.at(site), noise, f"sum_noise of {context.policy_file}")):
             yield finding
+        if noise and noise.noise and find_spec(ACCOUNTANT) is None:
+            yield failed(NO_ACCOUNTANT.format(context.policy_file))
         for setting, why in refused:
             yield failed(f"{setting} {why}: {remedy(setting, context.policy_file)}")
         if not refused:
@@ -190,6 +192,7 @@ FILTERS = {
     "task_result_filters": ("fedpeft.flare.filters.AdapterOnly", "out"),
 }
 ACCOUNTANT, OFF = "opacus", "off"
+NO_ACCOUNTANT = "{} sets noise, and the privacy accountant is missing: pip install 'flare-fedpeft[privacy]'."
 WRITE = "python -m fedpeft.flare.policy > local/privacy.json"
 
 
@@ -218,6 +221,8 @@ def policy(content: Mapping[str, Any], file: Path, jobs: Iterable[SiteJob] = ())
     missing = [path for chain, (path, _) in FILTERS.items() if filters[chain] is None]
     if len(missing) == len(FILTERS):
         yield failed(f"{file} names none of fedpeft's filters, so nothing checks what leaves this site: {WRITE}")
+    elif filters["task_result_filters"] is None:
+        yield failed(f"{file} lacks {missing[0]}, so nothing checks what leaves this site: {WRITE}")
     elif missing:
         yield failed(f"{file} lacks {missing[0]}, without which every reply is blocked: {WRITE}")
     else:
@@ -294,7 +299,5 @@ def _check_settings(arguments: Mapping[str, Any], file: Path, jobs: Iterable[Sit
     if not settings.noise:
         return passed(f"what leaves this site is checked and clipped at {settings.clip}, not noised.")
     if find_spec(ACCOUNTANT) is None:
-        return failed(
-            f"{file} sets noise, and the privacy accountant is missing: pip install 'flare-fedpeft[privacy]'."
-        )
+        return failed(NO_ACCOUNTANT.format(file))
     return passed(f"what leaves this site is checked, clipped at {settings.clip} and noised ({settings.noise}).")

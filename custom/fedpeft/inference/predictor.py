@@ -265,6 +265,8 @@ class Prediction:
     # of labels, those whose probability reaches their threshold; None: there are no labels
     applies: tuple[str, ...] | None = None
     spellings: Mapping[str, str] = field(default_factory=dict)  # see `ModelRecord`
+    # from an answer to another of the same tokens, which a ranking has chosen for both
+    same: Mapping[str, str] = field(default_factory=dict)
 
     def spelled(self, text: str) -> str:
         """Return an answer, class or label as the site writes it."""
@@ -278,7 +280,11 @@ class Prediction:
         if self.applies is not None:
             unknown = set(self.example.unknown_labels)
             return set(self.applies) - unknown == set(self.example.labels or ())
-        return bool(self.answers) and self.answers[0].text in (self.example.answer, *self.example.alternatives)
+        return bool(self.answers) and self.accepts(self.answers[0].text)
+
+    def accepts(self, text: str) -> bool:
+        """Return whether an answer is the example's, or one of its alternatives."""
+        return text in {self.same.get(one, one) for one in (self.example.answer, *self.example.alternatives)}
 
 
 class Predictor:
@@ -288,7 +294,9 @@ class Predictor:
         self.record, self._adapter = kept.record, adapter
         self._min_images = kept.min_class_images
         self.model = model_of(kept, adapter)
-        self.thresholds = dict.fromkeys(self.record.answers, THRESHOLD)
+        answers, first = self.record.answers, getattr(self.model.answering, "first", ())
+        self._same = {answers[number]: answers[one] for number, one in enumerate(first) if number != one}
+        self.thresholds = dict.fromkeys(answers, THRESHOLD)
         if self.record.thresholds:
             self.thresholds = dict(zip(self.record.answers, self.record.thresholds, strict=True))
 
@@ -353,7 +361,12 @@ class Predictor:
         if self.record.labelled:
             applies = tuple(sorted(s.text for s in scored if s.probability >= self.thresholds[s.text]))
         return Prediction(
-            example=example, known=known, answers=scored, applies=applies, spellings=self.record.spellings
+            example=example,
+            known=known,
+            answers=scored,
+            applies=applies,
+            spellings=self.record.spellings,
+            same=self._same,
         )
 
 

@@ -133,7 +133,7 @@ def answered_as(prediction: Prediction) -> tuple[str, ...]:
     if prediction.applies is not None:
         return tuple(label for label in prediction.applies if label not in example.unknown_labels)
     text = prediction.answers[0].text if prediction.answers else ""
-    return (example.answer if text in example.alternatives else text,)
+    return (example.answer if prediction.accepts(text) else text,)
 
 
 def recognized(

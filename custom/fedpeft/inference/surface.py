@@ -218,7 +218,7 @@ def _exchanged(kept: KeptModel) -> KeptModel:
 
 
 def _probe(kept: KeptModel, predictor: Predictor) -> list[Any]:
-    """Return the samples on which a run with `training.measure: start` measures losses."""
+    """Return the samples on which a run with `training.measure: start` measures losses in the simulator."""
     method, training, _ = CommonSettings.from_sections(kept.record.sections)
     train = own_data(kept).train
     generator = torch.Generator().manual_seed(derive(training.seed, "measure", kept.record.site))

@@ -149,6 +149,7 @@ class SitePolicy:
         max_learning_rate: a larger one lets the last few samples decide what leaves.
         max_weight_decay: a larger one lets the last few samples decide what leaves.
         max_proximal_mu: a larger one lets the last few samples decide what leaves.
+        max_ala_rate: a larger one lets the last few samples decide where a site's training starts, and so what leaves.
         max_samples: samples in each split of data that are drawn by program.
         methods: what a job may choose as `method.name`; `full` sends the whole backbone.
         max_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
@@ -222,6 +223,7 @@ class SitePolicy:
     max_learning_rate: float = field(default=0.1, metadata=NOT_NEGATIVE)
     max_weight_decay: float = field(default=0.1, metadata=NOT_NEGATIVE)
     max_proximal_mu: float = field(default=1.0, metadata=NOT_NEGATIVE)
+    max_ala_rate: float = field(default=1.0, metadata=NOT_NEGATIVE)
     max_samples: int = field(default=10_000, metadata=NOT_NEGATIVE)
     methods: tuple[str, ...] = field(default_factory=default_methods)
     max_trained_parameters: int = field(default=20_000_000, metadata=NOT_NEGATIVE)

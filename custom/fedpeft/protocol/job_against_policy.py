@@ -106,7 +106,7 @@ def _backbone_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
     default_image_source = BACKBONES.get(chosen.name).default_image_source
     if chosen.image_source is not None and chosen.image_source not in (default_image_source, *policy.sources):
         yield "backbone.image_source", f"is {chosen.image_source!r:.120}, which sources does not list"
-    tokens = chosen.text_length + len(chosen.prompt or "")  # a character is at most one token
+    tokens = chosen.text_length + len((chosen.prompt or "").encode())  # a byte is at most one token
     if chosen.prompt and tokens > policy.max_text_length:
         yield "backbone.prompt", f"makes {tokens} tokens at most, max_text_length is {policy.max_text_length}"
 

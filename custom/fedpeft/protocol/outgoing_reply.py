@@ -260,6 +260,14 @@ def rounded_count(count: int) -> int:
     return max(step, (count + step // 2) // step * step) if count else 0
 
 
+def probe_size(count: int, samples: int) -> int:
+    """Return how many of a site's samples have their mean loss sent, if a job asks for `count`: a power of two.
+
+    Two jobs could otherwise ask for n and n + 1 of the same samples, and the difference would tell the loss of one.
+    """
+    return 1 << (min(count, samples).bit_length() - 1)
+
+
 def released_metrics(
     measured: Mapping[str, float | None],
     questions: Mapping[str, int],

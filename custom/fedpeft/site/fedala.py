@@ -46,18 +46,19 @@ class FedALA(Personalization):
     def _learn(self, *, passes: int) -> None:
         """Learn the share of each number that is trained in this round."""
         learner, before = self.learner, float("inf")
-        count = int(SHARE * len(learner.data.train))
-        samples = learner.batches.sample(count, learner.seed_for("ala", self.round), size=learner.training.batch_size)
+        samples = len(learner.data.train)
+        count = max(int(SHARE * samples), min(samples, learner.batches.smallest))
+        seed, training = learner.seed_for("ala", self.round), learner.training
+        batches = learner.batches.sample(count, seed, size=training.batch_size)
         answering = learner.answering.eval()
-        size = learner.training.micro_batch or learner.training.batch_size
         trained = {key: one for key, one in learner.trainable.parameters().items() if one.requires_grad}
         for _ in range(passes):
             total = 0.0
-            for batch in samples:
+            for batch in batches:
                 self._mix()
                 for parameter in trained.values():
                     parameter.grad = None
-                for part in parts_of(batch, answering, size):
+                for part in parts_of(batch, answering, training.micro_batch):
                     loss = part.loss(part.forward())
                     loss.backward()
                     total += loss.item()

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedpeft.answering.answering import Answering, Batch, Batches
-from fedpeft.answering.training_settings import ADAMW, LINEAR, SGD, SHARE, START, STEPS, TrainingSettings
+from fedpeft.answering.training_settings import ADAMW, BALANCED, LINEAR, SGD, SHARE, START, STEPS, TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, ENDS, VALIDATION
 from fedpeft.core.states import State
@@ -31,6 +31,7 @@ from fedpeft.site.site_model import SiteModel
 from fedpeft.site.site_state import SiteState
 
 if TYPE_CHECKING:
+    from fedpeft.job.site_policy import SitePolicy
     from fedpeft.site.learner import Learner
 
 COURSE_POINTS = 20  # points of a round's loss curve
@@ -247,7 +248,7 @@ class Evaluation:
         model: measured as it is at the time.
         data: the site's splits.
         batches: function from examples and a batch size to batches.
-        min_images: test images that a class or label must have to count.
+        policy: of the site; it says how many images a class must have, and samples a figure; None: in the simulator.
 
     Attributes:
         tested: the answers of the last round to the test split; None before the first round.
@@ -255,17 +256,28 @@ class Evaluation:
     """
 
     def __init__(
-        self, model: SiteModel, data: SiteData, batches: Callable[[Sequence[Example], int], Batches], *, min_images: int
+        self,
+        model: SiteModel,
+        data: SiteData,
+        batches: Callable[[Sequence[Example], int], Batches],
+        *,
+        policy: SitePolicy | None = None,
     ) -> None:
-        self._model, self._data, self._batches, self._min_images = model, data, batches, min_images
-        training = model.training
+        self._model, self._data, self._batches, training = model, data, batches, model.training
+        self._min_images = policy.min_class_images if policy else 1
+        self._min_tested = policy.min_test_samples if policy else 0
+        self._min_validated = policy.min_validation_samples if policy else 0
         self.tested: Measure | None = None
         self.course: torch.Tensor | None = None
         self._losses: list[float] | None = None
         self._tunes = training.thresholds == VALIDATION and bool(data.validation)
         self._validates = training.validate and bool(data.validation)
         shares = training.thresholds in (SHARE, VALIDATION) and not self._tunes and bool(data.labels)
-        self._thresholds = thresholds_by_share(model.vocabulary, data.train) if shares else None
+        self._thresholds = None  # one half; balanced sampling moves probabilities in a way that no formula says
+        if shares and training.sampling != BALANCED:
+            weights = getattr(model.answering, "weights", None)
+            own = None if weights is None else weights.tolist()
+            self._thresholds = thresholds_by_share(model.vocabulary, data.train, own)
 
     def measure_round(self) -> tuple[Measured, tuple[float, ...] | None]:
         """Measure the test split and, if the settings ask for it, the validation split; return figures and thresholds.
@@ -275,6 +287,7 @@ class Evaluation:
         test, validation = self._answer(self._data.test), None
         if self._tunes or self._validates:
             validation = self._answer(self._data.validation)
+            validation.min_samples = self._min_validated
         if self._tunes and validation:
             test.tune(validation)
             validation.tune(validation)
@@ -344,6 +357,7 @@ class Evaluation:
                 device=model.device,
                 metric=self._data.metric,
                 min_images=self._min_images,
+                min_samples=self._min_tested,
                 unseen=self._data.unseen_classes(model.vocabulary, examples, min_images=self._min_images),
             )
         measure.thresholds = self._thresholds

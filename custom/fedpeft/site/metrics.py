@@ -25,11 +25,13 @@ class Measure:
 
     Attributes:
         min_images: images of the split that a class or label must have to be part of a mean.
+        min_samples: samples that a mean over answers must be of; with fewer there is no figure.
         unseen: classes of the split with as many images that training does not have.
         thresholds: of the labels, where they were chosen; None: one half, or there are no labels.
     """
 
     min_images = 1
+    min_samples = 0
     unseen = 0
     thresholds: tuple[float, ...] | None = None
 
@@ -104,7 +106,10 @@ class _AnswerNumbers(Measure):
 
     def _mean_over_answers(self, values: Tensor, counts: Tensor) -> Measured:
         """Average the values of the answers that enough images have; number 0 is not an answer of training."""
-        counted = values[1:][counts[1:] >= self.min_images]
+        enough = counts[1:] >= self.min_images
+        counted = values[1:][enough]
+        if counts[1:][enough].sum() < self.min_samples:
+            return _overall(None)
         return _overall(_mean_of(counted.tolist() + [0.0] * self.unseen))
 
 
@@ -184,19 +189,23 @@ class MacroF1(Measure):
         return _overall(_mean_of([score for score in self.f1_by_label() if score is not None]))
 
 
-def thresholds_by_share(vocabulary: AnswerVocabulary, train: Sequence[Example]) -> tuple[float, ...]:
+def thresholds_by_share(
+    vocabulary: AnswerVocabulary, train: Sequence[Example], weights: Sequence[float] | None = None
+) -> tuple[float, ...]:
     """Return p / (1 + p) of each label that a share p of the training images has, 0.5 where none has it.
 
     Where probabilities are right, the threshold with the highest F1 is half of that F1. Predicting a label everywhere
     has an F1 of 2 p / (1 + p), so that no lower threshold is better. An image does not count for a label that is
-    unknown for it.
+    unknown for it. With a weight w of a label that applies, the loss has its lowest value at w q / (w q + 1 - q) for a
+    probability q, and the threshold is moved there too.
 
     Source: Lipton, Elkan and Naryanaswamy 2014, arXiv:1402.1892.
     """
     present = Counter(vocabulary.index(label) for example in train for label in example.labels or ())
     unknown = Counter(vocabulary.index(label) for example in train for label in example.unknown_labels)
     counts = [(present[number], len(train) - unknown[number]) for number in range(len(vocabulary))]
-    return tuple(found / (known + found) if found else THRESHOLD for found, known in counts)
+    shares = [found / (known + found) if found else THRESHOLD for found, known in counts]
+    return tuple(w * t / (w * t + 1 - t) for w, t in zip(weights or [1.0] * len(shares), shares, strict=True))
 
 
 def best_threshold(probabilities: Tensor, target: Tensor) -> Tensor:
@@ -247,11 +256,12 @@ def measured(
     device: torch.device,
     metric: str,
     min_images: int = 1,
+    min_samples: int = 0,
     unseen: int = 0,
 ) -> Measure:
-    """Answer all questions of a split; for `min_images` and `unseen` see `Measure`."""
+    """Answer all questions of a split; for `min_images`, `min_samples` and `unseen` see `Measure`."""
     measure = new_measure(metric, labelled=answering.labelled)
-    measure.min_images, measure.unseen = min_images, unseen
+    measure.min_images, measure.min_samples, measure.unseen = min_images, min_samples, unseen
     for batch in batches:
         measure.add(answering, batch.to(device))
     return measure

@@ -19,6 +19,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.seeds import derive
 from fedpeft.data.images import ImageSource, open_image
 from fedpeft.data.schema import Example, SiteData, balancing
+from fedpeft.protocol.outgoing_reply import probe_size
 
 MIB = 2**20
 
@@ -59,6 +60,7 @@ class SiteBatches:
         training: the local recipe.
         device: of the batches of samples.
         smallest: examples in a training batch, at least, if the site sets such a limit.
+        private_seed: of the samples whose losses leave, at a site with a policy; None: it follows the job's seed.
     """
 
     def __init__(
@@ -70,9 +72,11 @@ class SiteBatches:
         *,
         device: torch.device,
         smallest: int = 1,
+        private_seed: int | None = None,
     ) -> None:
+        self.smallest, self._private_seed = smallest, private_seed
         self._site, self._data, self._collate, self._training = site, data, collate, training
-        self._device, self._smallest = device, smallest
+        self._device = device
         self._images = KeptImages(training.kept_images_mib)
 
     @property
@@ -110,7 +114,7 @@ class SiteBatches:
             examples,
             training.batch_size,
             generator,
-            smallest=self._smallest,
+            smallest=self.smallest,
             weights=balancing(examples) if training.sampling == BALANCED else (),
             views=VIEWS[training.augmentation],
         )
@@ -119,21 +123,24 @@ class SiteBatches:
         """Return random training samples on the device, in training batches of a size; 0: in batches of evaluation."""
         order = torch.randperm(len(self._data.train), generator=torch.Generator().manual_seed(seed))
         chosen = [self._data.train[i] for i in order[:count].tolist()]
-        smallest, size = (self._smallest, size) if size else (1, self._training.evaluation_batch_size)
+        smallest, size = (self.smallest, size) if size else (1, self._training.evaluation_batch_size)
         return [batch.to(self._device) for batch in self.draw(chosen, size, smallest=smallest)]
 
     def largest_step(self, seed: int) -> Batch:
         """Return random training samples on the device, as many as a training step may hold; few ones come again."""
         training, count = self._training, len(self._data.train)
-        whole = largest_batch(count, training.batch_size, self._smallest)
+        whole = largest_batch(count, training.batch_size, self.smallest)
         held = min(training.micro_batch or whole, whole) + whole * training.reuse_passes  # those of a whole batch
         order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).repeat(-(-held // count))
         (batch,) = self.draw([self._data.train[i] for i in order[:held].tolist()], held)
         return batch.to(self._device)
 
     def lasting_sample(self, count: int) -> list[Batch]:
-        """Return random training samples on the device, the same in every round."""
-        return self.sample(count, derive(self._training.seed, "measure", self._site))
+        """Return random training samples on the device, the same in every round; see `probe_size`."""
+        seed = self._training.seed
+        if self._private_seed is not None:
+            seed, count = self._private_seed, probe_size(count, len(self._data.train))
+        return self.sample(count, derive(seed, "measure", self._site))
 
     def validation(self) -> list[Batch]:
         """Return the validation split on the device; refuse an empty one."""

@@ -36,7 +36,13 @@ from fedpeft.job.settings import SECTIONS, SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.protocol.job_against_policy import admitted
-from fedpeft.protocol.outgoing_reply import first_of_round, first_scores_of_round, released_metrics, without_withheld
+from fedpeft.protocol.outgoing_reply import (
+    first_of_round,
+    first_scores_of_round,
+    probe_size,
+    released_metrics,
+    without_withheld,
+)
 from fedpeft.protocol.types import (
     HELLO,
     METRICS,
@@ -331,13 +337,14 @@ def _train(order: TrainOrder, site: SiteTasks) -> tuple[TrainReply, str]:
     metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}
     scores = answer.values["scores"]
     if site.policy:
+        min_tested = site.policy.min_test_samples
         scores = first_scores_of_round(scores, TRAIN, order.round, site.run)
         metrics = released_metrics(
             metrics,
             answer.values["questions"],
-            min_questions=site.policy.min_test_samples,
+            min_questions=min_tested,
             enough_validation=answer.values["validation"] >= site.policy.min_validation_samples,
-            enough_probe=min(member.method.probe_samples, samples) >= site.policy.min_test_samples,
+            enough_probe=probe_size(member.method.probe_samples, samples) >= min_tested,
         )
         metrics = first_of_round(metrics, order.round, site.run)
     sent = member.upload(answer.state, folder, order, samples=samples, received=state)
