@@ -152,16 +152,25 @@ class _LocalSites:
         replies, problems = {}, {}
         for site, order in orders.items():
             try:
-                reply = carry_out(site, order)
+                reply = self._carried_out(carry_out, site, order)
                 summed = self._learners[site].method.secure_sum and task != SCORE
                 # nobody offers a key here, which a server asks for with a masked adapter
                 replies[site] = self._encoded(site, reply, together=len(orders)) if summed else read(reply, site)
             except FedpeftError as error:
                 if not self._tolerant:
                     raise
-                named = str(error).startswith(f"site {site} ")
+                named = str(error).startswith((f"site {site} ", f"site {site}: "))
                 problems[site] = str(error) if named else f"site {site}: {error}"
         return replies, problems
+
+    def _carried_out(self, carry_out: Callable[[str, Any], Any], site: str, order: Order) -> Any:
+        """Carry out an order; of a tolerated site any error costs it the round, as in a process of its own."""
+        try:
+            return carry_out(site, order)
+        except Exception as error:
+            if isinstance(error, FedpeftError) or not self._tolerant:
+                raise
+            raise FedpeftError(f"site {site}: {type(error).__name__}: {error}") from error
 
     def _received(self, site: str, order: ScoreOrder | TrainOrder) -> State:
         stacked = self._learners[site].method.rule.stacks

@@ -26,7 +26,7 @@ CLIENTS = 4  # that share a data set without sites of its own, as in FedPIA's ta
 MIN_UNITS = 15  # images or patients of a client; otherwise there are fewer clients
 MAX_NAMED = 5  # names in one message
 ALONE = "There is one site, so that nothing is averaged: a folder for each site makes a federation."
-_TAKEN = frozenset({"server", "simulator_server"})
+_TAKEN = frozenset({"server", "simulator_server", "local", "startup"})  # folders of every workspace
 
 
 @dataclass(frozen=True, kw_only=True)

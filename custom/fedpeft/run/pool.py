@@ -77,7 +77,12 @@ def run_pool(
     place = ServerPlace(run=run, lineages=state / SERVER, job_id=JOB_ID)
     with _log_to(workspace / "server" / "log.txt"), _workers(site_sections, processes) as workers:
         host = PoolHost(site_sections, workers, workspace=workspace, state=state, run=run, shown=len(sites))
-        JobRun(name, server, place, host).run()
+        try:
+            JobRun(name, server, place, host).run()
+        except Exception as error:
+            if not isinstance(error, FedpeftError):
+                _log.exception("the server failed", extra={"shown": False})
+            raise
 
 
 @contextmanager
@@ -97,25 +102,27 @@ def _workers(sections: Mapping[str, Any], processes: int) -> Iterator[list[Worke
 
 @contextmanager
 def _log_to(file: Path) -> Iterator[None]:
-    """Write the run's lines to a file, and to the terminal with only the time before them."""
+    """Write the package's log to a file, and this module's lines to the terminal with only the time before them."""
     handler = logging.FileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s - %(levelname)s - %(message)s"))
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     shown.addFilter(lambda record: getattr(record, "shown", True))
-    level, propagate = _log.level, _log.propagate
-    for output in (handler, shown):
-        _log.addHandler(output)
+    package = logging.getLogger("fedpeft")
+    level, propagate = _log.level, package.propagate
+    package.addHandler(handler)
+    _log.addHandler(shown)
     _log.setLevel(logging.INFO)
-    _log.propagate = False
+    package.propagate = False
     try:
         yield
     finally:
         _log.setLevel(level)
-        _log.propagate = propagate
-        for output in (handler, shown):
-            _log.removeHandler(output)
-            output.close()
+        package.propagate = propagate
+        package.removeHandler(handler)
+        _log.removeHandler(shown)
+        handler.close()
+        shown.close()
 
 
 class PoolHost:

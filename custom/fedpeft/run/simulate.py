@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ from fedpeft.core.workspace import (
     seed,
 )
 from fedpeft.flare.policy import add_site_filters
-from fedpeft.job.admission import CONFIGURATIONS, admit_folder
+from fedpeft.job.admission import CONFIGURATIONS, MAX_SITES, admit_folder
 from fedpeft.job.folder import check_sites, job_folder
 from fedpeft.report.status import CUT_OFF, FAILED, SIMULATED
 
@@ -132,6 +133,11 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
         admitted = admit_folder(folder, classes=listed_classes(workspace))
         folder = add_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = admitted.sites
+        if taken := {SERVER, *STAYS} & set(sites):
+            raise FedpeftError(
+                f"federation.sites names {min(taken)!r}, which is a folder of every workspace: give the site another "
+                f"name here."
+            )
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
         check_place(workspace, job)
@@ -180,7 +186,8 @@ def _run_pool(
     beside = workspace / SIMULATED.parent / "app_server" / CONFIGURATIONS["client"]
     beside.parent.mkdir(parents=True, exist_ok=True)
     beside.write_bytes((folder / "app" / CONFIGURATIONS["client"]).read_bytes())
-    with contextlib.suppress(FedpeftError), _ended_by_signal():
+    # whatever fails is in the manifest, and its traceback in the server's log
+    with contextlib.suppress(Exception), _ended_by_signal():
         run_pool(
             name,
             server,
@@ -194,7 +201,10 @@ def _run_pool(
 
 @contextlib.contextmanager
 def _ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM end this block as Ctrl-C does, so that its processes end with it."""
+    """Let SIGTERM end this block as Ctrl-C does, so that its processes end with it; only a main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -248,7 +258,8 @@ def _kept_state_folder(workspace: Path) -> Path:
 def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, lock: int) -> int:
     logging = workspace / "local" / LOG_CONFIG
     # as FLARE's SimEnv starts it; the command `nvflare simulator` prints that it is deprecated
-    command = [sys.executable, "-m", SIMULATOR, str(job), "-w", str(workspace), "-l", str(logging), "-t", str(threads)]
+    command = [sys.executable, "-m", SIMULATOR, str(job), "-w", str(workspace), "-l", str(logging)]
+    command += ["-t", str(threads), "-m", str(MAX_SITES)]
     environment = {**python_environment(), STATE_VARIABLE: str(_kept_state_folder(workspace))}
     if DATA_VARIABLE in environment:  # the simulator changes its working directory
         environment[DATA_VARIABLE] = str(Path(environment[DATA_VARIABLE]).resolve())

@@ -315,7 +315,7 @@ class JobRun:
             before=before,
             sums=sums,
         )
-        ended = before and (recorder.ends_early(job.training.patience) or before.round == job.training.rounds)
+        ended = before and (before.round == job.training.rounds or recorder.ends_early(job.training.patience))
         if before and rounds.state:  # of the round that it goes on from, should none follow
             self._host.keep(rounds.state)
         for round_done in () if ended else rounds:
@@ -332,7 +332,8 @@ class JobRun:
             for site, reason in round_done.rejected.items():
                 self._host.warning(f"round {round_done.number}: {reason} (site {site} is left out of this round)")
             self._host.info(recorder.progress(round_done.number, job.training.rounds))
-            if best := recorder.ends_early(job.training.patience):
+            left = job.training.rounds - round_done.number
+            if left and (best := recorder.ends_early(job.training.patience)):
                 self._host.info(f"ended early: no round since round {best} was better on the validation splits")
                 break
             del round_done  # else its replies would stay in memory through the next round

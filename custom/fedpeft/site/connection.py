@@ -266,5 +266,5 @@ class WorkerProcess:
             return "closed its pipe but did not end"
         if code >= 0:
             return f"ended with exit code {code}"
-        name = signal.Signals(-code).name
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else "of real time"
         return f"was killed by signal {-code} ({name}{': out of memory?' if -code == signal.SIGKILL else ''})"
