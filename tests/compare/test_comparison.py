@@ -13,15 +13,16 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from markdown_it import MarkdownIt
 from rich.console import Console
 
 from fedpeft.compare.outcome import Outcome, from_json
-from fedpeft.compare.page import _figure, losses, losses_file, page, picture, picture_file
-from fedpeft.compare.table import compared, csv_of, grids, interval, latex, markdown
+from fedpeft.compare.page import _figure, losses, losses_file, page, picture, picture_file, seeds_of
+from fedpeft.compare.table import OTHER_SEEDS, compared, csv_of, grids, interval, latex, markdown
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.wording import DASH, Alignment
+from fedpeft.report.wording import DASH, FEWER_SITES, Alignment
 
 
 def outcome(method, seed, *rounds, task="vqa_rad", sent=1e6, metrics=None, **changed):
@@ -254,6 +255,19 @@ def test_balanced_accuracy_of_all_sites_together_has_a_column_and_is_what_the_pa
     assert any(note.startswith("pooled: on the test images of all sites together") for note in table.notes)
 
 
+@pytest.mark.parametrize(
+    ("pooled", "last", "cell"),
+    [((0.1, None), 1, DASH), ((None, 0.7), 1, "70.0"), ((0.1, None), 2, "10.0"), ((0.2, None, 0.6), 3, "40.0")],
+    ids=str,
+)
+def test_a_round_without_a_pooled_figure_takes_none_of_an_older_round(pooled, last, cell):
+    of = {"fedavg": (0.5,) * len(pooled), "ours": pooled}
+    metrics = dict.fromkeys(("north", "south"), BALANCED_ACCURACY)
+    runs = [outcome(name, 0, *[(0.2, 0.4)] * len(pooled), metrics=metrics, pooled=of[name]) for name in of]
+    assert cells(compared(runs, baseline="fedavg", last=last), "pooled balanced accuracy (%)") == ["50.0", cell]
+    assert [from_json(json.loads(json.dumps(run.as_json())), origin="a") for run in runs] == runs
+
+
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_a_metric_without_a_figure_is_a_dash(seeds):
     metrics = {"north": ACCURACY, "south": MACRO_F1}
@@ -283,6 +297,48 @@ def test_a_site_of_another_metric_that_is_away_marks_no_other_figure():
     table = compared([outcome("fedavg", 0, (0.4, 0.6), metrics=metrics), partial], baseline="fedavg")
     assert cells(table, "mean accuracy (%)") == ["40.0", DASH]
     assert "\n\\* of some sites" in markdown(table)
+
+
+def test_a_row_that_never_had_a_site_of_other_rows_is_marked_and_not_ranked():
+    """The site is not even among its metrics, as in a finished run of fewer sites."""
+    alone = outcome("ours", 0, figures=({"north": 0.9},), metrics={"north": ACCURACY})
+    table = compared([outcome("fedavg", 0, (0.8, 0.2)), alone], baseline="fedavg")
+    assert cells(table, "mean accuracy (%)") == ["50.0", "90.0*"]
+    assert cells(table, "minus fedavg") == [DASH, "+10.0, one seed*"]
+    assert cells(table, "south") == ["20.0", DASH]
+    assert table.best == {(1, table.columns.index("north"))}  # which both have
+    assert FEWER_SITES in table.notes
+
+
+@pytest.mark.parametrize(("seeds", "said"), [((0, 1), False), ((0, 2), True), ((2, 3), True), ((0,), True)], ids=str)
+def test_of_methods_with_different_seeds_none_is_the_best(seeds, said):
+    runs = [*RUNS[:2], *(outcome("ours", seed, (0.5, 0.9)) for seed in seeds)]
+    table = compared(runs, baseline="fedavg")
+    assert (not table.best) == said
+    assert (OTHER_SEEDS in table.notes) == said
+    assert ("**" in markdown(table)) != said
+
+
+@pytest.mark.parametrize(
+    ("seeds", "cell", "said"),
+    [((0, 1), "+15.0 ± 63.5, two seeds", True), ((0, 2), "+20.0, one seed", False), ((2, 3), DASH, False)],
+    ids=str,
+)
+def test_the_note_on_paired_differences_stands_where_a_pair_has_two_seeds(seeds, cell, said):
+    runs = [outcome("fedavg", seed, (0.2, 0.2)) for seed in (0, 1)]
+    runs += [outcome("ours", seed, (f, f)) for seed, f in zip(seeds, (0.4, 0.3), strict=True)]
+    table = compared(runs, baseline="fedavg")
+    assert cells(table, "minus fedavg") == [DASH, cell]
+    assert any("paired seed by seed" in note for note in table.notes) == said
+
+
+def test_the_seeds_of_a_comparison_are_those_of_one_method():
+    runs = [outcome("fedavg", 0, (0.2, 0.4)), outcome("ours", 1, (0.2, 0.4))]
+    assert seeds_of(runs) == "one seed"
+    assert seeds_of([*runs, outcome("ours", 5, (0.2, 0.4))]).startswith("2 seeds, ")
+    ends = {"loss_start": ({"north": 2.0},), "loss_end": ({"north": 1.0},)}
+    shown = page(compared(runs, baseline="ours"), Picture(b""), [replace(run, **ends) for run in runs])
+    assert "means over seeds" not in shown
 
 
 def test_differences_are_of_the_sites_and_rounds_that_both_runs_have():
@@ -318,6 +374,16 @@ def test_the_forms_hold_every_cell():
     assert "a\\|b_c" in markdown(table)
     assert "a|b\\_c \\& 50 \\%" in latex(table)
     assert "\\textbf{70.0 $\\pm$ 14.1}" in latex(table)
+
+
+def test_a_name_in_a_cell_or_a_note_is_no_image_and_no_link_in_markdown():
+    evil = "![](https://evil.example/p.png)"
+    runs = [outcome(evil, 0, (0.2, 0.4), alignment=Alignment(places=3)), outcome("ours", 0, (0.3, 0.5))]
+    table = compared(runs, baseline=evil)
+    assert any(evil in note for note in table.notes)
+    shown = MarkdownIt("commonmark").enable("table").render(markdown(table))
+    assert shown.count(evil) == 3  # head, cell and note
+    assert not re.search(r"<img|<a ", shown)
 
 
 def test_the_csv_has_numbers_alone():

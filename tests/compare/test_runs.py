@@ -486,6 +486,14 @@ def test_the_balanced_accuracy_of_all_sites_is_counted_on_the_images_of_all(meth
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("counted", "pooled"), [((0.5, None), (0.5, None)), ((None, None), ())])
+def test_a_round_in_which_no_site_was_counted_keeps_its_place(counted, pooled, monkeypatch):
+    of_rounds = iter(counted)
+    monkeypatch.setattr(experiment, "pooled_balanced_accuracy", lambda _: next(of_rounds))
+    assert carry_out(small("fedavg", rounds=2)[0]).pooled == pooled
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "kept"), [("fedpia_paper", 0), ("fedavg+f3ocus", 8)])
 def test_the_sites_of_a_run_share_one_backbone_and_reach_the_same(method, kept, monkeypatch):
     made = {}

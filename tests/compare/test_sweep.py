@@ -23,6 +23,7 @@ from fedpeft.core.metrics import ACCURACY, MACRO_F1
 from fedpeft.job.composing import compose, parse_overrides
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.yaml_values import write
+from fedpeft.report.wording import FEWER_SITES
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 SHARES = "data.train_share=0.2,0.5,1"
@@ -85,6 +86,25 @@ def test_figures_of_other_sites_are_marked_and_none_of_them_is_the_best():
     assert any(note.startswith("* of some sites") for note in made.notes)
     alike = [replace(one, figures=({s: f for s, f in one.figures[0].items() if s != first},)) for one in ended]
     assert table(sweep_of(axis, runs, alike)).best == {(1, 2), (1, 3)}
+
+
+def test_none_is_the_best_at_a_value_where_methods_have_other_seeds():
+    axis, runs = planned(SHARES, "local", "fedavg")
+    gone = {("fedavg", 0.5, 0), ("local", 1, 0), ("fedavg", 1, 1)}
+    ended = [run for run in runs if (run.method, run.sections["data"]["train_share"], run.seed) not in gone]
+    made = table(sweep_of(axis, runs, [done(run, 0.6 if run.method == "fedavg" else 0.5) for run in ended]))
+    assert made.best == {(1, 1)}
+
+
+def test_a_row_that_never_had_a_site_of_other_rows_is_marked_and_not_ranked():
+    axis, runs = planned(SHARES, "local", "fedavg", seeds=(0,))
+    assert (runs[-1].method, runs[-1].sections["data"]["train_share"]) == ("fedavg", 1)
+    *ended, last = map(learned, runs)
+    ended.append(replace(last, figures=({"slake": 0.9},), metrics={"slake": ACCURACY}))
+    made = table(sweep_of(axis, runs, ended))
+    assert made.best == {(1, 2)}
+    assert made.rows[1][3] == "90.0*"
+    assert FEWER_SITES in made.notes
 
 
 def test_large_values_are_told_apart():

@@ -3,13 +3,16 @@
 
 import ast
 import contextlib
+import html
 import io
 import logging
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 from nvflare.fuel.utils.log_utils import BaseFormatter
 from rich.table import Table
 
@@ -25,6 +28,7 @@ from fedpeft.core.text import (
     cleaned_output,
     csv_cell,
     limit_log_records,
+    markdown_text,
     one_line,
     printable,
     shortened,
@@ -225,3 +229,18 @@ def test_a_record_that_cannot_be_formatted_raises_nothing(capsys, caplog):
 )
 def test_a_cell_is_neither_computed_nor_obeyed(value, expected):
     assert csv_cell(value) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "![](https://evil.example/p.png)",
+        "[a](https://evil.example) <https://evil.example> &lt; [b]: x",
+        "<img src=x> *a* **b** `c` ~~d~~ $e$",
+        "_word_ of site_1 and __two__",
+        "a|b \\| c\\",
+    ],
+)
+def test_markdown_shows_a_text_letter_by_letter(text):
+    shown = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(f"{markdown_text(text)} |\n---|")
+    assert re.findall("<th>(.*)</th>", shown) == [html.escape(text, quote=False)]

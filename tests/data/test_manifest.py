@@ -8,6 +8,7 @@ import json
 import pytest
 from grids import each
 from layouts import lines, picture
+from PIL import Image
 
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.chosen_image import image_name
@@ -440,6 +441,30 @@ def test_an_image_of_two_patients_is_refused(tmp_path):
 )
 def test_an_image_has_one_name(name, one):
     assert image_name(name, name.partition("#")[0]) == one
+
+
+@pytest.mark.parametrize(
+    ("written", "image"),
+    [
+        ("scans/0.png#0", "scans/0.png"),
+        ("./scans/0.png", "scans/0.png"),
+        ("scans\\0.png#00", "scans/0.png"),
+        (" scans//0.png ", "scans/0.png"),
+        (".\\many.tif#02", "many.tif#2"),
+        ("cafe\u0301.png", "caf\u00e9.png"),
+    ],
+)
+def test_an_image_is_left_out_by_any_spelling_that_a_table_may_have(tmp_path, written, image):
+    gray = Image.new("L", (4, 4))
+    gray.save(tmp_path / "many.tif", save_all=True, append_images=[gray] * 2)
+    names = [*(f"scans/{number}.png" for number in range(8)), "many.tif#2", "caf\u00e9.png"]
+    for name in [name for name in names if name.endswith(".png")]:
+        picture(tmp_path / name)
+    _jsonl(tmp_path, [{"image": name, "question": "Is it?", "answer": "no"} for name in names])
+    settings = DataSettings(dataset="manifest", root=tmp_path)
+    for site in (_load(tmp_path, exclude=[written]), load(settings, without=[written])):
+        assert set().union(*map(_images, site.splits().values())) == {*names} - {image}
+        assert site.left_out == (("its image is excluded", 1),)
 
 
 @pytest.mark.parametrize("part", ["#0", "#", "#00"])

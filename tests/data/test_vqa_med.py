@@ -77,6 +77,27 @@ def test_2019_does_with_one_kind_of_pair_file(tmp_path):
     assert {example.question_type for example in everything.train} == {""}
 
 
+@pytest.mark.parametrize("by_category", [True, False])
+def test_2019_counts_pairs_without_an_answer(tmp_path, by_category):
+    layouts.vqa_med_2019(tmp_path, by_category=by_category)
+    pairs = next(tmp_path.rglob("All_QA_Pairs_train.txt"))
+    for file, row in (
+        (pairs, "synpic100|is there a mass?|"),
+        (tmp_path / TEST_2019, "synpic300|plane|in what plane?|"),
+    ):
+        file.write_text(f"{file.read_text()}{row}\n")
+    site = _load(tmp_path, "vqa_med_2019")
+    assert _sizes(site) == [40, 12, 2]
+    assert site.left_out == (("it lacks an image, a question or an answer", 2),)
+
+
+def test_2019_reads_a_test_question_without_a_category(tmp_path):
+    layouts.vqa_med_2019(tmp_path)
+    layouts.lines(tmp_path / TEST_2019, ["synpic300||in what plane?|axial"])
+    (example,) = _load(tmp_path, "vqa_med_2019").test
+    assert (example.answer, example.question_type) == ("axial", "")
+
+
 def test_2020_as_in_the_papers_needs_no_training_set(tmp_path):
     layouts.vqa_med_2020(tmp_path, train=False)
     assert _sizes(_load(tmp_path, "vqa_med_2020", split="paper")) == [14, 2, 4]

@@ -161,6 +161,35 @@ def test_an_export_names_no_device(sections, tmp_path, tiny_source):
     assert "device" not in read
 
 
+def test_patterns_stay_in_the_order_in_which_the_job_has_them(sections, tmp_path):
+    """Of those that match a module the first counts."""
+    patterns = {"layer.1.attention.attention.query": 40, "attention.query": 3}
+    kept, _ = site(
+        sections,
+        tmp_path,
+        "method.name=lora",
+        "method.aggregation=fedavg",
+        f"method.settings.lora.alpha_pattern={json.dumps(patterns)}",
+    )
+    export(kept, tmp_path / "out")
+    for folder in (kept.folder, tmp_path / "out"):
+        record = json.loads((folder / "model.json").read_text())
+        method = record.get("record", record)["sections"]["method"]
+        assert [*method["settings"]["lora"]["alpha_pattern"].items()] == [*patterns.items()]
+    written = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert [*written["alpha_pattern"].items()] == [*patterns.items()]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_export_has_no_size_that_is_too_large_to_be_read(sections, tmp_path, tiny_source, more):
+    kept, _ = site(sections, tmp_path, "training.rounds=1")
+    training = {"evaluation_batch_size": 4096 + more, "threads": 256 + more}
+    changed = {**kept.record.sections, "training": {**kept.record.sections["training"], **training}}
+    export(replace(kept, record=replace(kept.record, sections=changed)), tmp_path / "out")
+    read = find(tmp_path / "out", site=None, backbone=tiny_source).record.sections["training"]
+    assert (read["evaluation_batch_size"], read["threads"]) == (4096, 256)
+
+
 def test_the_card_names_every_precision_that_its_lines_leave_out(sections, tmp_path):
     kept, _ = site(sections, tmp_path, "training.precision=bfloat16", "training.frozen_precision=bfloat16")
     export(kept, tmp_path / "out")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedpeft import adapters
 from fedpeft.alignment import PIASettings, align_global
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
@@ -19,6 +20,7 @@ from fedpeft.inference.examples import read_split
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.predictor import Predictor, find_adapter
+from fedpeft.inference.same_function import difference
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.job_run import export_adapter
 from fedpeft.site.learner import Learner
@@ -292,6 +294,18 @@ def test_products_count_alike_where_single_modules_have_their_own_factor(section
     state = Learner.from_sections(sections(*wide), site="slake", folder=tmp_path / "none").first_state()
     with pytest.raises(FedpeftError, match=r"has lora_alpha / r=2.0, and this model 4.0"):
         Predictor(find(tmp_path / "patterned", site="slake"), peft_folder(tmp_path / "wide", state, sections(*wide)))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "scale"),
+    [({"value": 8, "query": 4}, None), ({"query": 4, "layer.1.query": 8}, "lora_alpha / r")],
+    ids=["of two modules", "of one"],
+)
+def test_the_order_of_patterns_tells_functions_apart_where_two_match_one_module(patterns, scale):
+    """PEFT writes them in the order of the alphabet, and of several that match it takes the first."""
+    one, other = (adapters.config("lora", alpha_pattern=of) for of in (patterns, dict(reversed(patterns.items()))))
+    found = difference(one, other)
+    assert (found and found[0]) == scale
 
 
 def test_first_values_that_changed_the_frozen_weights_are_the_models_own(sections, tmp_path):

@@ -173,6 +173,27 @@ def test_a_merge_over_any_scale_is_the_mean_of_the_updates(tiny_source, tmp_path
     assert all(torch.allclose(u, e, atol=1e-4) for u, e in zip(updates(merged).values(), expected, strict=True))
 
 
+@pytest.mark.parametrize("own", [{"init_lora_weights": "orthogonal"}, {"fan_in_fan_out": True}], ids=str)
+def test_a_setting_that_leaves_the_function_as_it_is_changes_no_merge(tiny_source, tmp_path, own):
+    """A start whose product is zero, and what PEFT itself corrects by the class of the module."""
+    folders = [folder_of(tiny_source, tmp_path / str(k), "lora", k) for k in (1, 2)]
+    expected = fedpeft.merge(folders, tmp_path / "expected")
+    changed(folders[1], **own)
+    merged = fedpeft.merge(folders, tmp_path / "merged")
+    assert (merged / WEIGHTS).read_bytes() == (expected / WEIGHTS).read_bytes()
+
+
+def test_an_orthogonal_start_leaves_the_model_as_it_is(tiny_source):
+    plain = ViltModel.from_pretrained(tiny_source).eval()
+    started = adapters.attach(
+        ViltModel.from_pretrained(tiny_source), adapters.config("lora", init_lora_weights="orthogonal")
+    )
+    state = adapters.adapter_state(started)
+    assert all(tensor.any() for tensor in state.values())
+    with torch.no_grad():
+        assert torch.allclose(started.eval()(**INPUTS).pooler_output, plain(**INPUTS).pooler_output, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -611,6 +632,23 @@ def test_the_line_ends_at_both_adapters(exports, tables, tiny_source):
             [one, replace(one, name=f"{one.name}/")], merged_of([one, other]), tables["classes"], backbone=tiny_source
         )
         assert again.barriers() == pytest.approx({"as they come": 0, "merged on the way": 0}, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", ["dark", "any|dark"])
+def test_the_loss_on_the_way_is_of_the_examples_whose_answers_the_first_export_knows(
+    exports, tables, tiny_source, monkeypatch, known
+):
+    """The others come first, more of them than the line has examples."""
+    one, other = read_all(exports["lora"])
+    kept = find(exports["lora"][0], site=None, backbone=tiny_source)
+    asked = [example for example in read_table(tables["classes"], kept).examples if example.answer == "dark"]
+    answer, *alternatives = known.split("|")
+    hidden = [replace(asked[0], answer="unheard of")] * (merge_check.MAX_QUESTIONS + 1)
+    given = [replace(example, answer=answer, alternatives=tuple(alternatives)) for example in asked]
+    expected, found = (merge_check._lines(one, other, kept, examples) for examples in (asked, [*hidden, *given]))
+    assert found == expected
+    assert np.isfinite([*found.values()]).all()
 
 
 @pytest.mark.slow

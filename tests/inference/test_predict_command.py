@@ -148,6 +148,16 @@ def test_a_class_may_be_called_as_a_missing_value_is(of_tables):
     ]
 
 
+def test_a_table_without_answers_has_none_for_a_model_that_answers_none(of_tables, tables, tmp_path):
+    kept = find(of_tables["questions"][0], site=None)
+    kept = replace(kept, record=replace(kept.record, answers=("none", *kept.record.answers)))
+    shutil.copy(tables["questions"] / "test-0.png", tmp_path)
+    (tmp_path / "manifest.csv").write_text("image,question\ntest-0.png,how dark is it ?\n")
+    assert read_table(tmp_path, kept).known == (False,)
+    (tmp_path / "manifest.csv").write_text("image,question,answer\ntest-0.png,how dark is it ?,None\n")
+    assert read_table(tmp_path, kept).known == (True,)
+
+
 def test_every_label_has_its_column(predict, tables, tmp_path):
     code, printed, _ = predict("labels", "--manifest", tables["labels"], "--out", tmp_path / "out.csv")
     assert code == 0

@@ -89,6 +89,16 @@ def test_same_state_same_bytes(draw, tmp_path):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
+def test_of_patterns_that_match_one_module_the_first_counts_in_the_folder_too(vilt, draw, run, tmp_path):
+    """In the order of the alphabet the other would."""
+    config = adapters.config("lora", alpha_pattern={"layer.1.attention.attention.query": 40, "attention.query": 3})
+    state = draw(adapters.schema(config, "vilt", 2, 32))
+    model = get_peft_model(vilt(), config).eval()
+    adapters.load_adapter_state(model, state)
+    adapters.save_adapter(tmp_path, state, config, "vilt")
+    assert torch.equal(run(PeftModel.from_pretrained(vilt(), tmp_path)), run(model))
+
+
 def test_a_configuration_that_went_through_a_model_needs_no_family(vilt, tmp_path):
     model = get_peft_model(vilt(), adapters.config("houlsby"))
     folder = adapters.save_adapter(tmp_path, adapters.adapter_state(model), model.peft_config["default"])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from peft import LoHaConfig, get_peft_model
 
-from fedpeft import adapters
+from fedpeft import adapters, methods
 from fedpeft.core.errors import FedpeftError
 
 METHODS = [
@@ -154,3 +154,13 @@ def test_initial_values_have_the_stated_distribution():
     assert left.abs().max() <= bound
     assert abs(left.std() - bound / 3**0.5) < 5e-3
     assert 0.3 < state["shared.rule"].std() < 0.7
+
+
+@pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "parallel", "compacter"])
+def test_the_settings_of_a_state_have_the_width_of_each_layer_that_has_one(name, draw):
+    shapes = adapters.schema(adapters.config(name, reduction_factor=8, layer_widths={1: 8}), "vilt", 2, 32)
+    tuning, state = methods.get(name).tuning(), draw(shapes)
+    assert tuning.state_settings(state, {}) == {"layer_widths": {0: 4, 1: 8}}
+    narrow = draw(adapters.schema(adapters.config(name, reduction_factor=8), "vilt", 2, 32))
+    tower = {key.replace(".output.", ".vision_output."): tensor for key, tensor in narrow.items() if ".output." in key}
+    assert tuning.state_settings(state | tower, {}) == {"layer_widths": {0: 4}}  # two towers have a layer 1

@@ -598,8 +598,9 @@ def test_scores_over_fewer_samples_than_asked_for_are_refused(scans):
         loaded(scans, scheduled=True, min_score_samples=19)
 
 
-def test_the_site_excludes_its_own_images_and_counts_what_is_left(scans):
-    excluding = {"exclude": ("0.png", "an image of another data set")}
+@pytest.mark.parametrize("name", ["0.png", "./0.png", ".\\0.png", "0.png#0"])
+def test_the_site_excludes_its_own_images_and_counts_what_is_left(scans, name):
+    excluding = {"exclude": (name, "an image of another data set")}
     assert len(loaded(scans, **excluding).train) == 15
     with pytest.raises(FedpeftError, match="min_train_images"):
         loaded(scans, **excluding, min_train_images=6)

@@ -104,6 +104,26 @@ def test_a_folder_that_may_not_be_read_hides_no_run(workspace, monkeypatch, caps
     assert "holds 1 earlier run" in capsys.readouterr().err
 
 
+def test_a_link_whose_target_may_not_be_read_hides_no_run(workspace, monkeypatch):
+    write(workspace / SIMULATED, record(rounds=1))
+    (workspace.parent / "a link").symlink_to(workspace.parent / "private" / "runs")
+    is_dir = Path.is_dir
+
+    def refused(path, **named):
+        if path.name == "a link":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_dir(path, **named)
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    assert {run.name for run in find_runs(workspace.parent).values()} == {"ws"}
+
+
+def test_a_run_is_listed_once_under_the_folder_that_the_user_knows(tmp_path):
+    folder = tmp_path / "job"
+    write(folder / "fedpeft", record(rounds=1))  # a place of `job`, and a folder in it
+    assert [run.name for run in find_runs(folder).values()] == ["job"]
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -215,6 +235,22 @@ def test_a_server_of_all_addresses_is_named_by_each_of_them_and_by_no_other_name
     assert named == {"192.168.0.1:8765": True, "localhost": True, "evil.example": False}
 
 
+@pytest.mark.parametrize(
+    ("host", "url"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "localhost"), ("localhost", "localhost")]
+)
+def test_the_address_of_a_server_can_be_opened_on_its_machine(workspace, host, url):
+    with Server(WorkspacePages(workspace), host=host, port=0) as made:
+        assert made.url == f"http://{url}:{made.server_port}/"
+
+
+def test_whoever_uses_another_name_of_a_server_of_all_addresses_is_told_no_address_that_leads_nowhere(workspace):
+    with serving(workspace, host="0.0.0.0") as server:
+        status, _, text = get(server, Host="evil.example")
+    assert status == 421
+    assert not re.search(r"http://|0\.0\.0\.0|localhost", text)
+    assert f"the IP address of this machine, with port {server.server_port}" in text
+
+
 @pytest.mark.parametrize("lines", [["GET / HTTP/1.1"], ["GET / HTTP/1.1", "Host: localhost", "Host: evil.example"]])
 def test_no_host_or_two_are_refused(server, lines):
     with socket.create_connection(server.server_address) as connection:
@@ -268,6 +304,19 @@ def test_more_connections_than_there_may_be_are_refused_and_the_others_served(wo
         while (status := get(server)[0]) == 503:  # until the threads have ended
             pass
         assert status == 200
+
+
+def test_a_thread_that_cannot_start_frees_its_place(workspace, monkeypatch):
+    def fails(_):
+        raise RuntimeError("can't start new thread")
+
+    with serving(workspace, connections=2) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fails)
+            for _ in range(5):
+                with socket.create_connection(server.server_address) as connection:
+                    assert answer(connection) == b""
+        assert get(server)[0] == 200
 
 
 def test_an_error_of_a_page_is_one_page(server, monkeypatch):

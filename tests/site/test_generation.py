@@ -102,6 +102,15 @@ def test_a_written_answer_has_the_probability_of_its_tokens(source):
     assert torch.allclose(expected, torch.tensor([scored.probability for scored in found]), rtol=1e-3)
 
 
+def test_what_nobody_sees_is_no_answer(tmp_path, monkeypatch):
+    generation, _ = generating("gpt2", str(gpt2(tmp_path)))
+    batch = batch_of(generation.eval(), examples())
+    monkeypatch.setattr(generation.writer, "write", lambda inputs, longest: ["\u200b", " \u2060\n", "No\u200bdule "])
+    assert generation.right(batch).tolist() == [False, False, True]
+    with torch.no_grad():
+        assert [scored.text for (scored,) in generation.answers(batch, max_answers=1)] == ["", "", "nodule"]
+
+
 def test_the_end_of_an_answer_is_learned_and_a_prompt_does_not_end(source):
     generation, _ = generating(*source)
     batch = batch_of(generation, examples())

@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Answering by ranking: ALBEF's decoder, its loss, and which answer of the pool is the most probable."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -34,9 +36,9 @@ def load(folder, name="albef-decoder"):
     return build(BackboneSettings(name=name, source=str(folder), text_length=20)).eval()
 
 
-def ranking(backbone, candidates=0):
+def ranking(backbone, candidates=0, pool=POOL):
     settings = TrainingSettings(rounds=1, answering="ranking", candidates=candidates)
-    return answering.build(backbone, POOL, settings, torch.Generator()).eval()
+    return answering.build(backbone, pool, settings, torch.Generator()).eval()
 
 
 def examples():
@@ -101,6 +103,26 @@ def test_a_predicted_answer_has_its_share_of_the_probability_of_those_ranked(fol
         assert found[0].text == POOL.answers[chosen]
         assert found[0].probability == pytest.approx(row.softmax(0).max().item(), rel=1e-4)
     assert all(sum(s.probability > 0 for s in found) == 3 for found in way.answers(batch, 5))
+
+
+@pytest.mark.parametrize("candidates", [0, 1, 3])
+def test_answers_of_the_same_tokens_are_ranked_once_and_are_right_alike(folder, candidates):
+    """Whichever the model chooses has a second spelling, which the tokenizer reads alike."""
+    first = ["where is", "why image"]
+    both = AnswerVocabulary([*first, "where-is", "why-image"])
+    backbone = load(folder)
+    way, alone = (ranking(backbone, candidates, pool) for pool in (both, AnswerVocabulary(first)))
+    batch = batch_of(way)
+    assert torch.equal(way.answer_scores(batch.inputs)[:, :2], alone.answer_scores(batch.inputs))
+    assert way.answers(batch, 2) == alone.answers(batch, 2)
+    chosen = [first[number] for number in alone.chosen(batch)]
+    for spelled in (lambda text: text, lambda text: text.replace(" ", "-")):
+        right = [replace(one, answer=spelled(text)) for one, text in zip(examples(), chosen, strict=True)]
+        wrong = [
+            replace(one, answer=spelled(first[1 - first.index(text)])) for one, text in zip(right, chosen, strict=True)
+        ]
+        for asked, expected in ((right, True), (wrong, False)):
+            assert way.right(way.collate([one.image for one in asked], asked)).tolist() == [expected] * 3
 
 
 def test_a_checkpoint_that_was_tuned_on_questions_has_its_own_decoder(tmp_path):

@@ -9,14 +9,15 @@ from fedpeft.serve.server import Server
 
 
 @contextlib.contextmanager
-def serving(folder, **limits):
+def serving(folder, *, host="127.0.0.1", **limits):
     """The pages of `folder`, served on a free port of this machine for the time of the block.
 
     Args:
         folder: a workspace.
+        host: where the server listens.
         limits: of the server.
     """
-    with Server(WorkspacePages(folder), host="127.0.0.1", port=0, **limits) as server:
+    with Server(WorkspacePages(folder), host=host, port=0, **limits) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server

@@ -51,7 +51,7 @@ def markdown_text(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*\[\]|~$])", r"\\\1", text)
     # an underscore inside a word is not emphasis, and site_1 reads better than site\_1
-    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
 
 
 def capitalized(text: str) -> str:

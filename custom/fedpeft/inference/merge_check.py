@@ -6,7 +6,7 @@ The loss along the line between two adapters shows why alignment helps: without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -280,10 +280,14 @@ def _lines(one: Adapter, other: Adapter, kept: KeptModel, examples: Sequence[Exa
         for way, states in ways.items()
     }
     predictor = Predictor(_with_adapter(kept, forms[ALIGNED][0]))
-    vocabulary = AnswerVocabulary(kept.record.answers)
-    known = [one for one in examples if kept.record.labelled or vocabulary.index(one.answer) >= 0]
+    known = examples if kept.record.labelled else _with_known_answers(examples, AnswerVocabulary(kept.record.answers))
     batches = [batch.to(predictor.model.device) for batch in predictor.batches(known[:MAX_QUESTIONS])]
     return {way: [_loss(predictor, _site_state(kept, form), batches) for form in of] for way, of in forms.items()}
+
+
+def _with_known_answers(examples: Iterable[Example], vocabulary: AnswerVocabulary) -> list[Example]:
+    """Return the examples of which the model knows an accepted answer, with that as the answer of the loss."""
+    return [replace(one, answer=vocabulary.class_of(one)) for one in examples if vocabulary.accepted(one)]
 
 
 def _between(one: State, other: State, share: float) -> State:

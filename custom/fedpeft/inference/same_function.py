@@ -71,9 +71,9 @@ def reading_scales(file: Path) -> Iterator[None]:
 
 
 def _scales(config: PeftConfig) -> Iterator[float]:
-    """Yield the scales of products: that of most modules, then those of modules that a pattern names."""
+    """Yield the scales of products: that of most modules, then by name those of modules that a pattern names."""
     tuning, ranks = tuning_of(config), getattr(config, "rank_pattern", None) or {}
-    for path in ("", *ranks, *(getattr(config, "alpha_pattern", None) or {})):
+    for path in ("", *sorted(ranks), *sorted(getattr(config, "alpha_pattern", None) or {})):
         yield tuning.scale(config, path, max(ranks.get(path, getattr(config, "r", 1)), 1))
 
 
