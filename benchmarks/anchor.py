@@ -22,6 +22,7 @@ import torch
 from measured import machine, show
 
 from fedpeft.alignment import PIASettings, align_upload, integrate
+from fedpeft.compare.table import signed
 
 SITES, WIDTH, HIDDEN, PLACE = 5, 24, 96, "layer.0.output"
 AXES = {"down.weight": 0, "down.bias": 0, "up.weight": 1}
@@ -99,7 +100,7 @@ def show_drift(seeds: Sequence[int]) -> None:
 
 
 def show_learning(title: str, methods: Sequence[str], seeds: Sequence[int], overrides: Sequence[str]) -> None:
-    """Train the embedded federation and print the last round's accuracy; paired differences to the first method."""
+    """Train the embedded federation and print the last round's accuracy, and paired differences with 95 % intervals."""
     scores: dict[str, list[float]] = {}
     seconds = 0.0
     for method in methods:
@@ -109,10 +110,7 @@ def show_learning(title: str, methods: Sequence[str], seeds: Sequence[int], over
     rows = []
     for method, values in scores.items():
         against = [[a - b for a, b in zip(values, scores[other], strict=True)] for other in methods[:-1]]
-        cells = [
-            "" if method == other else f"{statistics.fmean(gaps):+.1f} ± {learning.spread(gaps)}"
-            for other, gaps in zip(methods[:-1], against, strict=True)
-        ]
+        cells = ["" if method == other else signed(gaps) for other, gaps in zip(methods[:-1], against, strict=True)]
         rows.append([method, f"{statistics.fmean(values):.1f}", learning.spread(values), *cells])
     note = f"{len(seeds)} seeds ({', '.join(map(str, seeds))}); {' '.join(overrides)}; {seconds:.0f} s in all"
     show(title, ["method", "accuracy %", "sd", *(f"minus {name}" for name in methods[:-1])], rows, note)

@@ -222,6 +222,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
 def _jobs(arguments: argparse.Namespace) -> None:
     from fedpeft.job.admission import admit_folder
     from fedpeft.job.composing import check_used, compose, default_configs, name_of, outdated, recipes, write_job
+    from fedpeft.job.writing import check_admitted
 
     configs = arguments.configs or default_configs()
     composed = {}
@@ -231,6 +232,8 @@ def _jobs(arguments: argparse.Namespace) -> None:
     for name in names:
         composed[name] = compose(configs, name, arguments.set)
         check_used(arguments.set, composed[name], job=name)
+        if not arguments.check:
+            check_admitted(name, composed[name])
     for name, sections in composed.items():
         if not arguments.check:
             write_job(arguments.out / name, name, sections)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os.path import normpath
 from pathlib import Path
@@ -27,7 +27,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 from fedpeft.core.settings import build, suggestion
 from fedpeft.data import is_procedural
-from fedpeft.job.composing import PACKAGED, compose_parts, known_jobs, parts_of
+from fedpeft.job.composing import PACKAGED, TASK, compose, compose_sections, known_jobs, part_of, parts_of
 from fedpeft.job.federation import site_backbone, site_data
 from fedpeft.job.settings import CommonSettings
 from fedpeft.methods import names as method_names
@@ -53,6 +53,7 @@ class Variant:
     name: str
     method: str
     settings: tuple[str, ...] = ()
+    of_job: bool = False  # the job's own method, with what its task sets of it
 
 
 def variants(texts: Sequence[str]) -> list[Variant]:
@@ -67,8 +68,11 @@ def variants(texts: Sequence[str]) -> list[Variant]:
 def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[str]) -> dict[str, Any]:
     """Compose the task's job with another method instead of its method and schedule.
 
-    `overrides` are settings of all methods of the comparison; the variant's own win.
+    `overrides` are settings of all methods of the comparison; the variant's own win. Of a task that comes after the
+    method the row gets neither the schedule nor what the row's own files set of the method.
     """
+    if variant.of_job:
+        return compose(configs, task, [*overrides, *variant.settings])
     method, *schedules = variant.method.split("+")
     own = [f"{METHODS}/{method}"] if _exists(configs, METHODS, method) else [f"{METHODS}/{AVERAGED}"]
     named = [] if _exists(configs, METHODS, method) else [f"method.name={_known_method(configs, method)}"]
@@ -81,8 +85,19 @@ def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[
     parts = parts_of(configs, task)
     replaced = [number for number, part in enumerate(parts) if part.partition("/")[0] in (METHODS, SCHEDULES)]
     first = min(replaced, default=len(parts))
-    kept = [part for number, part in enumerate(parts) if number not in replaced]
-    return compose_parts(configs, [*kept[:first], *own, *kept[first:]], [*named, *overrides, *variant.settings])
+    kept = [(number, part) for number, part in enumerate(parts) if number not in replaced]
+    before, after = ([part_of(configs, p) for n, p in kept if (n < first) is wanted] for wanted in (True, False))
+    of_row = [part_of(configs, part) for part in own]
+    of_tasks = [part.startswith(TASK) for number, part in kept if number >= first]
+    chosen = {"name" for _ in named} | {name for part in of_row for name in part.get("method", {})}
+    after = [_beside(part, chosen) if of_task else part for part, of_task in zip(after, of_tasks, strict=True)]
+    return compose_sections([*before, *of_row, *after], [*named, *overrides, *variant.settings])
+
+
+def _beside(task: Mapping[str, Any], chosen: Collection[str]) -> dict[str, Any]:
+    """Return the sections of a task without its schedule and the settings of its method that a row has chosen."""
+    method = {name: value for name, value in task.get("method", {}).items() if name not in chosen}
+    return {name: value for name, value in task.items() if name not in ("method", "schedule")} | {"method": method}
 
 
 def variant_of(configs: Path, task: str) -> Variant:
@@ -92,7 +107,7 @@ def variant_of(configs: Path, task: str) -> Variant:
     if not methods:
         raise FedpeftError(f"the job {task} names no method of app_configs/{METHODS}: name some with --methods.")
     name = "+".join([methods[-1], *schedules])
-    return Variant(name=name, method=name)
+    return Variant(name=name, method=name, of_job=True)
 
 
 def _parse_variant(text: str) -> Variant:

@@ -236,7 +236,8 @@ def _check_validated(one: Outcome, job: str) -> None:
     measured = [site for site, samples in one.validated.items() if samples]
     if not measured:
         raise FedpeftError(
-            f"no site of {job} has a validation split, on which a search chooses: set data.validation_fraction."
+            f"no site of {job} has a validation split, on which a search chooses: set data.validation_fraction, or "
+            f"data.validation_size of computed data."
         )
     if not one.last_validation:
         raise FedpeftError(

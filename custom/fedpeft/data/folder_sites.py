@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.core.errors import DataError
-from fedpeft.core.settings import build
+from fedpeft.core.settings import build, suggestion
 from fedpeft.data.folders import Listing, list_folder
 from fedpeft.data.partition import SPELLINGS, named_like_splits
 from fedpeft.data.registry import DATASETS, load, require_known
@@ -51,10 +51,19 @@ def sites_in(
 ) -> FolderSites:
     """Recognize what a folder holds, and load it.
 
-    `chosen` has settings of all sites that need not be found out; with `dataset` the folder is one of that data set.
-    Images are shown through `window` where their layout takes one.
+    `chosen` has settings of all sites that need not be found out, and of single ones under `sites`; with `dataset` the
+    folder is one of that data set. Images are shown through `window` where their layout takes one.
     """
-    return _load_sites(_set_window(_recognize(folder, dict(chosen or {})), window or {}))
+    common = dict(chosen or {})
+    of_sites = common.pop("sites", {})
+    found = _recognize(folder, common)
+    for site, own in of_sites.items():
+        if site not in found.of_sites:
+            raise DataError(
+                f"data.sites names {site!r}, which {folder} does not hold: {suggestion(site, found.of_sites)}."
+            )
+        found = _add_settings(found, site, **own)
+    return _load_sites(_set_window(found, window or {}))
 
 
 def _recognize(folder: Path, chosen: Mapping[str, Any]) -> FolderSites:
@@ -208,7 +217,7 @@ def _load_sites(found: FolderSites) -> FolderSites:
         try:
             loaded = _load_site(found, site)
         except DataError as error:
-            if "validation_fraction" in chosen:
+            if "validation_fraction" in {*chosen, *found.of_sites[site]}:
                 raise
             found = _add_settings(found, site, validation_fraction=0)
             try:
@@ -216,11 +225,11 @@ def _load_sites(found: FolderSites) -> FolderSites:
             except DataError:
                 raise DataError(f"Site {site!r}: {error}") from error
             few.append(site)
-        if "split" not in chosen and (count := _count_in_two_splits(loaded)):
+        if "split" not in {*chosen, *found.of_sites[site]} and (count := _count_in_two_splits(loaded)):
             found = _add_settings(found, site, split="image_disjoint")
             loaded = _load_site(found, site)
             shared[site] = count
-        data.append(loaded)
+        data.append(replace(loaded, site=site))
     notes = list(found.notes)
     if few:
         notes.append(f"Too few images for a validation split, so that there is none: {', '.join(few)}.")

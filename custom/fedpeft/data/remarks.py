@@ -83,12 +83,15 @@ _OF_LABELS: _Baselines = {MACRO_F1: _macro_f1}
 _OF_ANSWERS: _Baselines = {ACCURACY: _accuracy, BALANCED_ACCURACY: _balanced_accuracy, MACRO_F1: _f1_of_answers}
 
 
-def remarks(data: SiteData) -> Iterator[str]:
-    """Yield sentences on what was left out, is unusual, or does not vary, for people at the site; nothing is sent."""
+def remarks(data: SiteData, *, min_images: int = 1) -> Iterator[str]:
+    """Yield sentences on what was left out, is unusual, or does not vary, for people at the site; nothing is sent.
+
+    `min_images`: see `baseline`.
+    """
     for why, count in data.left_out:
         yield f"{count:,} left out: {why}."
     yield from data.notes
-    yield from remarks_on_variety(data)
+    yield from remarks_on_variety(data, min_images=min_images)
 
 
 def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
@@ -101,19 +104,21 @@ def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
         )
 
 
-def remarks_on_variety(data: SiteData) -> Iterator[str]:
-    """Yield a sentence where a site has nothing to learn, or nothing to measure."""
+def remarks_on_variety(data: SiteData, *, min_images: int = 1) -> Iterator[str]:
+    """Yield a sentence where a site has nothing to learn, or nothing to measure; `min_images`: see `baseline`."""
+    absent = len(data.labels) - data.answers_in_training
     if not data.labels:
         if data.answers_in_training == 1:
             yield "Training has one answer alone: the site trains, and its figure is that of the baseline."
-        return
-    absent = len(data.labels) - data.answers_in_training
-    if absent == len(data.labels):
+    elif absent == len(data.labels):
         yield "No image of training has a label: the site trains, and learns to predict none."
     elif absent:
         yield f"{absent} of {len(data.labels)} labels are on no image of training."
     if baseline(data) is None:
         yield "No image of the test split has a label: the site trains, and its figure is not measured."
+    elif baseline(data, min_images=min_images) is None:
+        what = "label" if data.labels else "answer"
+        yield f"No {what} is on {min_images} test images: the site trains, and its figure is not measured."
 
 
 def cut_texts_of(

@@ -180,8 +180,8 @@ class DataSettings:
                 setting="site",
             )
         one_of("split", self.split, SPLITS)
-        if not is_whole(self.seed) or self.seed < 0:
-            raise DataError(f"seed={self.seed!r} must be a whole number, 0 or more.", setting="seed")
+        if not is_whole(self.seed) or not 0 <= self.seed < 2**63:
+            raise DataError(f"seed={self.seed!r:.80} must be a whole number from 0 to 2^63 - 1.", setting="seed")
         self._check_fractions()
         self._check_sizes()
         self._check_dialects()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from fedpeft.data.remarks import cut_texts_of, remarks, remarks_on_variety, unre
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import PASS, Context, DataFacts, Finding, failed, passed, warned
 from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
-from fedpeft.job.folder import check_shared
+from fedpeft.job.folder import check_path, check_root, check_shared
 from fedpeft.job.settings import SiteJob
 from fedpeft.protocol.job_against_policy import load_data
 from fedpeft.report.data_summary import Overlap
@@ -42,6 +43,10 @@ def check_backbone(context: Context) -> Iterator[Finding]:
         return
     sections = context.job.sections
     of_sites = {site: context.at(site).backbone for site in context.sites}
+    for setting in ("source", "image_source") if context.kit is None else ():
+        for path in dict.fromkeys(getattr(settings, setting) for settings in of_sites.values()):
+            if path and Path(path).is_dir():
+                check_path(f"backbone.{setting}", path)
     chosen = dict.fromkeys((settings.name, settings.source, settings.image_source) for settings in of_sites.values())
     found = [finding for one in chosen for finding in _check_sources(*one, download=context.downloads)]
     yield from found
@@ -132,6 +137,8 @@ def check_data(context: Context) -> Iterator[Finding]:
     for site in context.sites:
         try:
             job = context.admitted_at(site)
+            for part in job.parts if context.kit is None else ():
+                check_root(job, part)
             loaded = load_data(context.policy, job)
             opened = _open_images(loaded, decoded=job.data.unreadable > 0, sites=len(context.sites))
             answers = vocabulary_of(loaded, job.answers)
@@ -141,25 +148,31 @@ def check_data(context: Context) -> Iterator[Finding]:
         context.data[site] = DataFacts(bool(loaded.labels), loaded.metric)
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
-        if job.training.patience and context.policy and (context.policy.sum_with or not context.policy.metrics):
+        few = context.policy and 0 < len(loaded.validation) < context.policy.min_validation_samples
+        kept = context.policy and (context.policy.sum_with or not context.policy.metrics or few)
+        if job.training.patience and kept:
             why = f"training.patience is {job.training.patience}, and this site's file keeps its figures here"
             yield warned(f"site {site}: {why}: others decide when the job ends, or set it to 0.")
         if not loaded.validation:
-            yield from (finding(f"site {site}: {sentence}") for finding, sentence in _validation_problems(job))
-        whole += [loaded] * opened.startswith("all")
-        serious = set(remarks_on_variety(loaded))
+            found = _validation_problems(job, context)
+            yield from (finding(f"site {site}: {sentence}") for finding, sentence in found)
+        whole += [replace(loaded, site=site)] * opened.startswith("all")
+        min_images = context.policy.min_class_images if context.policy else 1
+        serious = set(remarks_on_variety(loaded, min_images=min_images))
         for remark in (*unread_questions(loaded, job.backbone.name), *_cut_texts(loaded, job, context.downloads)):
             yield warned(f"site {site}: {remark}")
-        for remark in remarks(loaded):
+        for remark in remarks(loaded, min_images=min_images):
             yield (warned if remark in serious or UNLISTED in remark else passed)(f"site {site}: {remark}")
     if len(whole) == len(context.sites) and any(map(images_of, whole)):
         for remark in Overlap([mark for loaded in whole for mark in fingerprints(loaded)]).remarks():
             yield warned(remark)
 
 
-def _validation_problems(job: SiteJob) -> Iterator[tuple[Callable[[str], Finding], str]]:
+def _validation_problems(job: SiteJob, context: Context) -> Iterator[tuple[Callable[[str], Finding], str]]:
     """Yield what a job cannot do at a site without a validation split, each with its verdict."""
     setting = "data.validation_size" if DATASETS.get(job.dataset).procedural else "data.validation_fraction"
+    if context.policy and not DATASETS.get(job.dataset).procedural:
+        setting = f"validation_fraction in {context.policy_file}"
     pia = cast(PIASettings, job.method.pia)
     if job.method.aligns and pia.client and pia.share == VALIDATION:
         why = "method.pia.share is 'validation', and no sample is in a validation split"

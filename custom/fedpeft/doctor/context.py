@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedpeft.alignment.settings import FEDAVG
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES
 from fedpeft.core.errors import FedpeftError
@@ -56,7 +57,10 @@ def check_job(context: Context) -> Iterator[Finding]:
     if context.job is None:
         return
     job = context.job
-    check_sections(job.sections)
+    if context.kit is None:
+        check_sections(job.sections)
+    for site in context.sites:  # another's plugin may be installed there alone
+        context.at(site)
     common = CommonSettings.from_sections(job.sections)
     yield passed(f"{job.folder}: the settings are valid; {len(job.sites)} sites, {common.training.rounds} rounds.")
     yield from _average(job, common.method)
@@ -68,10 +72,13 @@ def check_job(context: Context) -> Iterator[Finding]:
 
 def _average(job: AdmittedJob, method: MethodSettings) -> Iterator[Finding]:
     """Recommend a robust average if the job can have one and has enough sites for it."""
-    able = method.exchanges and method.rule.averages and not method.secure_sum
+    summed = method.secure_sum or job.sections["federation"].get("sums_at_relays")
+    able = method.exchanges and method.rule.averages and not summed
     if len(job.sites) < MIN_REPLIES or not able or not method.robust.weighs:
         return
     share = " and a number as method.pia.share" if method.aligns and method.pia.follows_agreement else ""
+    if method.aligns and method.pia.aligns_on_server and method.pia.reference != FEDAVG:
+        share += f" and method.pia.reference={FEDAVG}"
     yield warned(
         f"the {len(job.sites)} sites are averaged by their mean, which one can move a little in every round: where "
         f"you do not trust all of them, set method.robust.average=median{share}."
@@ -84,7 +91,7 @@ def _rate(job: AdmittedJob, common: CommonSettings) -> Iterator[Finding]:
     if training.optimizer != TrainingSettings.optimizer or not method.exchanges or method.registered.sends_backbone:
         return
     names = [site_backbone(job.site_sections["backbone"], site)["name"] for site in job.sites]
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(name for name in names if name in BACKBONES.names()):
         declared, rate = BACKBONES.get(name).learning_rate, training.learning_rate
         if max(rate / declared, declared / rate) > MAX_RATE_RATIO:
             what = "train next to nothing" if rate < declared else "make training diverge"

@@ -58,6 +58,7 @@ class Footprint:
     state: int  # of the site, on disk
     device: str
     method: str  # how `step` was measured, in words
+    lower: str = "training.batch_size"  # the setting that `step` follows
 
 
 def largest(context: Context) -> str:
@@ -133,8 +134,9 @@ def footprint(
                 how = f"extrapolated from batches of 1 and 2 to {at_once}"
     except torch.OutOfMemoryError:
         needed = math.inf
+    lower = "training.micro_batch" if training.micro_batch and not training.reuse_passes else "training.batch_size"
     if not math.isfinite(needed):
-        raise FedpeftError(f"a batch of {training.batch_size} does not fit on {device}: lower it.")
+        raise FedpeftError(f"a batch of {at_once} does not fit on {device}: lower {lower}.")
     kept = sum(p.numel() * p.element_size() for p in trained) * (1 + KEPT_TENSORS[training.optimizer])
     scheme = PERSONALIZATIONS[training.personalization]
     compared = method.aligns and cast(PIASettings, method.pia).follows_agreement
@@ -148,6 +150,7 @@ def footprint(
         * (KEPT_ROUNDS + (training.keep == BEST)),
         device=str(device),
         method=how,
+        lower=lower,
     )
 
 

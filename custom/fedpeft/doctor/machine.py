@@ -31,8 +31,9 @@ from packaging.utils import canonicalize_name
 import fedpeft
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import MAX_BYTES, check_regular, read_text
+from fedpeft.core.locks import kept_folder, runs_folder
 from fedpeft.core.processes import TEMPORARY, no_sockets, socket_folder
-from fedpeft.core.workspace import ADMIN, SERVER, Kit, chosen_state, components_of
+from fedpeft.core.workspace import ADMIN, SERVER, Kit, check_place, chosen_state, components_of
 from fedpeft.doctor.context import Context, Finding, failed, passed, warned
 
 DISTRIBUTION, TENSORBOARD = "flare-fedpeft", "tensorboard"
@@ -157,8 +158,19 @@ def check_disk(context: Context) -> Iterator[Finding]:
         kept = chosen_state()
         if kept:
             yield writable(kept, _state(context))
-        folder = context.kit.folder if context.kit else context.workspace
-        yield writable(folder, SPARE + (0 if kept else _state(context)))
+        if context.kit:
+            yield writable(context.kit.folder, SPARE + (0 if kept else _state(context)))
+        else:
+            workspace = context.workspace.resolve()
+            try:
+                if context.job:
+                    check_place(workspace, context.job.folder)
+            except FedpeftError as error:
+                yield failed(str(error))
+            for place in (workspace, runs_folder(workspace)):
+                yield writable(place, SPARE)
+            if not kept:
+                yield writable(kept_folder(workspace), _state(context))
     if context.kit and context.kit.role == SERVER:
         for folder in stores(context.kit.resources()):
             yield writable(folder, SPARE)

@@ -43,7 +43,7 @@ def within_limit(one: Footprint, gib: float, *, on_gpu: bool) -> Finding:
     needed = max(one.process, one.weights + one.step) if on_gpu else one.process + one.step
     facts = f"memory_gib of the site policy is {gib:g}, and the training process needs about {needed / GIB:.1f} GiB"
     if needed > gib * GIB:
-        return failed(f"{facts}: raise memory_gib, or lower training.batch_size, features_mib or images_mib.")
+        return failed(f"{facts}: raise memory_gib, or lower {one.lower}, features_mib or images_mib.")
     return passed(f"{facts}.")
 
 
@@ -63,13 +63,13 @@ def gpu_bytes(one: Footprint) -> int:
 
 def gpu(one: Footprint, free: int, count: int, *, name: str) -> Finding:
     """Check GPU memory."""
-    return fits(f"memory of {name}", gpu_bytes(one), free, count, how=one.method, remedy="training.batch_size")
+    return fits(f"memory of {name}", gpu_bytes(one), free, count, how=one.method, remedy=one.lower)
 
 
 def main_memory(one: Footprint, free: int, count: int, *, on_gpu: bool) -> Finding:
     """Check main memory: FLARE's process, the training process and, without a GPU, the training step."""
     how = "processes with libraries, backbone, kept features and images" + f", and a step, {one.method}" * (not on_gpu)
-    remedy = "training.features_mib, images_mib" + " or batch_size" * (not on_gpu)
+    remedy = "training.features_mib, images_mib" + f" or {one.lower}" * (not on_gpu)
     return fits("main memory", FLARE + one.process + one.step * (not on_gpu), free, count, how=how, remedy=remedy)
 
 

@@ -7,10 +7,12 @@ same token and gets the unanswered task again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec
@@ -20,6 +22,8 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from fedpeft.core.settings import at_least
 
 # SIGTERM, SIGINT and SIGHUP are sent to end the process
+GPUS = "CUDA_VISIBLE_DEVICES"
+_starting = threading.Lock()  # of the processes of several jobs
 ACCIDENTS = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT))
 
 
@@ -68,4 +72,28 @@ class RestartingLauncher(ClientProcessJobLauncher):
     def launch_job(self, job_meta: dict, fl_ctx: FLContext) -> JobProcess:
         """Start the site's part of a job."""
         launch = super().launch_job
-        return JobProcess(lambda: launch(job_meta, fl_ctx), self._restarts)
+        gpus = os.environ.get(GPUS)  # FLARE sets them for this job, and others for the next one
+
+        def start() -> JobHandleSpec:
+            with _starting, _environment(gpus):
+                return launch(job_meta, fl_ctx)
+
+        return JobProcess(start, self._restarts)
+
+
+@contextlib.contextmanager
+def _environment(gpus: str | None) -> Iterator[None]:
+    """Show these GPUs to a process that starts in this block; None: all."""
+    before = os.environ.get(GPUS)
+    _set_gpus(gpus)
+    try:
+        yield
+    finally:
+        _set_gpus(before)
+
+
+def _set_gpus(gpus: str | None) -> None:
+    if gpus is None:
+        os.environ.pop(GPUS, None)
+    else:
+        os.environ[GPUS] = gpus

@@ -23,6 +23,7 @@ from fedpeft.job.site_policy import FILE, PrivacySettings, SitePolicy, build_pol
 
 JOB_STORE = "fedpeft.flare.job_store.JobStore"
 MIN_CLIENTS = 100  # as FLARE has it
+MAX_TRIES = 10_000  # to start a job: one in ten minutes, where FLARE gives up after 40 minutes
 LAUNCHER = "fedpeft.flare.job_process.RestartingLauncher"
 SERVER_COMPONENTS = (
     {"id": "stale_jobs", "path": "fedpeft.flare.stale_jobs.StaleJobs", "args": {}},
@@ -125,7 +126,10 @@ class PolicyBuilder(Builder):
         settings["servers"][0]["max_num_clients"] = max(MIN_CLIENTS, 2 * sites)  # some may join later
         settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
         _component_of(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
-        _component_of(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
+        _component_of(settings, "job_scheduler")["args"] |= {
+            "max_jobs": self._max_jobs,
+            "max_schedule_count": MAX_TRIES,
+        }
         _component_of(settings, "job_manager")["path"] = JOB_STORE
         # it writes what a site streams to a file whose name the site chooses, and no site of a consortium streams logs
         settings["components"] = [c for c in settings["components"] if c["id"] != "log_receiver"]

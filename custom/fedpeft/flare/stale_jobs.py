@@ -6,6 +6,7 @@ FLARE stores the status and never checks it again: such a job could be neither a
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from nvflare.apis.event_type import EventType
@@ -63,6 +64,7 @@ class StaleJobs(FLComponent):
             try:
                 if folder.is_dir():
                     store.save_workspace(job.job_id, [str(folder)], fl_ctx)
+                    shutil.rmtree(folder, ignore_errors=True)  # as FLARE does once a job has ended
             except Exception:  # not even a full disk may leave the job running
                 self.log_exception(fl_ctx, f"what job {job.job_id} left in {folder} could not be stored")
             store.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)

@@ -68,7 +68,8 @@ BOOKKEEPING = (
     "submitter_role",
 )
 MAX_SITES = 1000
-_GPUS = {"num_of_gpus": 1024, "mem_per_gpu_in_GiB": 10_000}  # the largest that a job may ask for
+NUMBER = "num_of_gpus"
+_GPUS = {NUMBER: 1024, "mem_per_gpu_in_GiB": 10_000}  # the largest that a job may ask for
 ALLOWED = 1.0  # instead of an interval or timeout that a file does not have
 MAX_COMPARED = 20  # checked settings of earlier sites with which those of the next are compared
 CONFIGURATIONS = {"server": "config/config_fed_server.json", "client": "config/config_fed_client.json"}
@@ -115,6 +116,8 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
         known = isinstance(spec, dict) and set(spec) <= set(_GPUS)
         if not known or not all(is_count(value, _GPUS[name]) for name, value in spec.items()):
             raise wrong(file, "resource_spec", spec, f"an object of {' and '.join(_GPUS)}, each a number")
+        if spec and NUMBER not in spec:  # FLARE would start such a job nowhere
+            raise wrong(file, "resource_spec", spec, f"an object with {NUMBER}")
 
 
 def check_flare(configuration: Mapping[str, Any], file: str) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RECIPES = "jobs.yml"
 CONFIGS = Path("app_configs")
+TASK = "tasks/"  # before the name of a part that is a task
 PACKAGED = Path(__file__).parents[1] / CONFIGS  # in a clone a link to the folder at its root
 SHORT_NAMES = {"resume_from": "federation.resume_from"}  # settings that --set takes without their section
 SECTIONS = ("backbone", "method", "training", "data", "schedule", "federation", "flare")
@@ -82,7 +83,8 @@ def recipes(configs: Path) -> dict[str, list[str]]:
 
 def known_jobs(configs: Path) -> dict[str, list[str]]:
     """Return the recipes of a folder, and those that come with the package."""
-    return recipes(PACKAGED) | recipes(configs)
+    own = recipes(configs) if (configs / RECIPES).exists() or not configs.is_dir() else {}
+    return recipes(PACKAGED) | own
 
 
 def name_of(job: Path | str) -> str:
@@ -417,7 +419,7 @@ def _put(base: Mapping[str, Any], over: Mapping[str, Any], *, empties: bool = Tr
 
 def part_of(configs: Path, part: str) -> Mapping[str, Any]:
     """Read a file of `app_configs/`, of the package's own, or a task of an installed package."""
-    task = part.removeprefix("tasks/")
+    task = part.removeprefix(TASK)
     own, packaged = configs / f"{part}.yml", PACKAGED / f"{part}.yml"
     file = packaged if packaged.exists() and not own.exists() else own
     return TASKS.get(task) if task != part and task in TASKS.names() and not file.exists() else read_yaml(file)

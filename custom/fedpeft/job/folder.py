@@ -83,7 +83,7 @@ def check_sites(sections: Mapping[str, Any], sites: Iterable[str]) -> None:
     for job in jobs:
         with about("", where=f"site {job.site}"):
             for part in job.parts:
-                _check_data(job, part)
+                check_root(job, part)
     check_shared(jobs)
     pairs: dict[str, SiteJob] = {}
     for job in jobs:
@@ -99,9 +99,10 @@ def _method_settings(job: SiteJob) -> dict[str, Any]:
     return {job.method.name: job.method.settings_of(job.site)}
 
 
-def _check_data(job: SiteJob, data: DataSettings) -> None:
+def check_root(job: SiteJob, data: DataSettings) -> None:
+    """Refuse a site's folder of data that is missing, or means another one to the sites."""
     if names := DATASETS.get(data.dataset).folders_of(data.site or job.site):
-        _check_path("data.root", data.root)
+        check_path("data.root", data.root)
         dataset_folder(data, names)
 
 
@@ -143,7 +144,7 @@ def _check_method(job: SiteJob) -> None:
     source = job.backbone.source
     for setting in ("source", "image_source"):
         if (named := getattr(job.backbone, setting)) and Path(named).is_dir():
-            _check_path(f"backbone.{setting}", named)
+            check_path(f"backbone.{setting}", named)
     chosen = _answers_questions(job)
     backbone = backbones.skeleton(job.backbone.name, source)
     found = entry(backbone, job.method.name, _method_settings(job), way=job.training.answering if chosen else "")
@@ -161,7 +162,7 @@ def folders_of(job: SiteJob) -> list[Path]:
     return [*found, *(Path(source) for source in named if source and Path(source).is_dir())]
 
 
-def _check_path(setting: str, path: Path | str | None) -> None:
+def check_path(setting: str, path: Path | str | None) -> None:
     """Refuse a path that means another folder to the sites, which run below the workspace."""
     if path is not None and not Path(path).is_absolute():
         raise FedpeftError(
@@ -205,7 +206,7 @@ def read_job_data(
 
 def _load_data(job: SiteJob) -> data.SiteData:
     if not job.pooled:
-        return data.load(job.data)
+        return replace(data.load(job.data), site=job.site)
     return centralized(job.site, [data.load(part) for part in job.pooled])
 
 

@@ -436,11 +436,15 @@ class SiteJob:
         parts: dict[str, Any] = {"backbone": backbone, "method": method, "training": training, "data": own}
         parts |= {"schedule": schedule}
         single = (f"{section}.{name}" for section, settings in parts.items() for name in single_site_settings(settings))
-        pooled = ({**site_data(sections["data"], name), "pool": []} for name in own.pool)  # as each would load its own
+        of_pool = {name: sections["data"].get("sites", {}).get(name, {}) for name in own.pool}
+        together = ({**site_data(sections["data"], name), "pool": []} for name in own.pool)  # as each loads its own
+        pooled = tuple(build(DataSettings, part, section="data") for part in together)
+        for part in pooled:
+            part.check_parts(sections["data"], of_pool)
         return cls(
             site=site,
             **parts,
-            pooled=tuple(build(DataSettings, part, section="data") for part in pooled),
+            pooled=pooled,
             single_sites=(*sections_by_site(sections), *single),
             answers=shared_answers(own, sections["data"].get("sites", {}), federated=method.federates_head),
         )

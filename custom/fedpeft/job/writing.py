@@ -30,6 +30,7 @@ from fedpeft.job.composing import (
     CONFIGS,
     PACKAGED,
     RECIPES,
+    TASK,
     TASKS,
     check_known,
     check_used,
@@ -61,7 +62,6 @@ HEADER = """\
 READ_FROM_FOLDER: dict[str, tuple[str, ...] | None] = {"data": None, "backbone": None, "training": ("answering",)}
 FIRST_LINE = "# One line per job: the parts it is composed of.\n"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
-TASK = "tasks/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ def write_new(
             raise ValueError("a line at its end is no job there")
     except ValueError as error:
         raise FedpeftError(f"{name!r} cannot be written as YAML ({error}): correct {jobs}, or the settings.") from error
-    _check_admitted(name, whole)
+    check_admitted(name, whole)
     with replacing(task) as task_draft, replacing(jobs) as jobs_draft, replacing(job) as draft:
         task_draft.write_text(HEADER.format(folder=str(folder.resolve())) + text, encoding="utf-8")
         jobs_draft.write_text(listed, encoding="utf-8")
@@ -162,7 +162,7 @@ def write_new(
     return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=declared.tiny)
 
 
-def _check_admitted(name: str, sections: Mapping[str, Any]) -> None:
+def check_admitted(name: str, sections: Mapping[str, Any]) -> None:
     """Refuse a job that server and sites would not admit, before anything is written."""
     with TemporaryDirectory() as draft:
         write_job(Path(draft), name, sections)
@@ -255,7 +255,7 @@ def checked_settings(job: FoundJob, chosen: Sequence[str]) -> dict[str, Any]:
     """Return the sections of a job with settings as `section.name=value`, all of which it must read and be allowed."""
     sections = job.composed(chosen)
     check_used(chosen, sections, job=job.name)
-    _check_admitted(job.name, sections)
+    check_admitted(job.name, sections)
     return sections
 
 

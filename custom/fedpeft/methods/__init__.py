@@ -42,7 +42,7 @@ def _combined(name: str, label: str, *parts: str, **declared: Any) -> None:
 
 
 _bottleneck("houlsby", "Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP")
-_bottleneck("pfeiffer", "Pfeiffer et al. 2021, AdapterFusion")
+_bottleneck("pfeiffer", "Pfeiffer et al. 2021, AdapterFusion", limits.PFEIFFER)
 _bottleneck(
     "parallel", "He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning", limits.PARALLEL
 )
@@ -140,7 +140,7 @@ _add(
     "Pfeiffer et al. 2021, AdapterFusion",
     base="pfeiffer",
     goes_on=True,
-    limits=limits.BOTTLENECK,
+    limits=limits.PFEIFFER,
     **ADDED,
 )
 for _base in ("adapterfusion", "houlsby", "parallel", "compacter"):

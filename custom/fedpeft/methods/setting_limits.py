@@ -86,6 +86,7 @@ def layers(value: Any) -> bool:
     return list_of(whole(MAX_LAYERS, minimum=0))(value) and len(value) > 0
 
 
+SOME_LAYERS = one_of(layers, whole(MAX_LAYERS, minimum=0))
 SEED = whole(2**31 - 1, minimum=0)
 
 
@@ -101,6 +102,7 @@ BOTTLENECK: dict[str, Check] = {
     "layer_widths": mapping_to(whole(MAX_WIDTH)),
     "activation": choice("relu", "swish", "gelu"),
 }
+PFEIFFER: Limits = BOTTLENECK | {"layer_norm": flag}
 PARALLEL: Limits = BOTTLENECK | {"scaling": nonzero(-MAX_SCALE, MAX_SCALE)}
 COMPACTER: Limits = BOTTLENECK | {"blocks": whole(MAX_BLOCKS), "rank": whole(MAX_WIDTH), "rule_std": nonzero(0, 1)}
 FIRST_VALUE_SETTINGS = frozenset({"start_std", "init_lora_weights"})  # read only when an adapter is drawn
@@ -109,21 +111,24 @@ LORA: Limits = {
     "lora_alpha": nonzero(0, MAX_SCALE),
     "lora_dropout": dropout,
     "target_modules": modules,
-    "layers_to_transform": layers,
+    "layers_to_transform": SOME_LAYERS,
     "bias": choice("none"),
     "use_rslora": flag,
     "init_lora_weights": flag,
     "start_std": one_of(number(1e-4, 1), choice("xavier")),
 }
 MODULES: dict[str, Check] = {"target_modules": modules}
-RANKED: dict[str, Check] = MODULES | {"r": whole(MAX_WIDTH), "layers_to_transform": layers}
+RANKED: dict[str, Check] = MODULES | {
+    "r": whole(MAX_WIDTH),
+    "layers_to_transform": SOME_LAYERS,
+}
 OFT: Limits = RANKED | {"r": whole(MAX_WIDTH, minimum=0), "oft_block_size": whole(MAX_WIDTH, minimum=0)}
 VERA: Limits = RANKED | {"d_initial": nonzero(0, MAX_SCALE), "projection_prng_key": SEED, "vera_dropout": dropout}
 FOURIERFT: Limits = MODULES | {
     "n_frequency": whole(MAX_FREQUENCIES),
     "scaling": number(MIN_FOURIER_SCALE, MAX_FOURIER_SCALE),
     "random_loc_seed": SEED,
-    "layers_to_transform": layers,
+    "layers_to_transform": SOME_LAYERS,
 }
 MISS: Limits = RANKED | {"miss_dropout": dropout}
 PROMPTS: dict[str, Check] = {"tokens": whole(MAX_WIDTH)}

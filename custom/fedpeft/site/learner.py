@@ -142,8 +142,8 @@ class Learner:
             smallest=policy.min_batch_size if policy else 1,
             private_seed=policy.seed if policy else None,
         )
-        min_images = policy.min_class_images if policy else 1
-        self.constant = baseline(site_data, min_images=min_images, answers=self.vocabulary.answers)
+        self.min_images = policy.min_class_images if policy else 1
+        self.constant = baseline(site_data, min_images=self.min_images, answers=self.vocabulary.answers)
         self._evaluation = Evaluation(self.model, site_data, self.batches.draw, policy=policy)
         self.values = RoundValues(site, self.model, method)
         self._personalization = imported(PERSONALIZATIONS[training.personalization].home)

@@ -147,7 +147,7 @@ class SiteBatches:
         if not self._data.validation:
             raise FedpeftError(
                 f"method.pia.share is 'validation', and site {self._site} has no validation split: set "
-                f"data.validation_fraction, or a number as share.",
+                f"data.validation_fraction (of computed data validation_size), or a number as share.",
                 setting="method.pia",
             )
         rows = self.draw(self._data.validation, self._training.evaluation_batch_size)

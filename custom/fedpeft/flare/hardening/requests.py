@@ -66,7 +66,7 @@ from nvflare.fuel.sec.audit import Auditor
 from nvflare.lighter.utils import load_crt_chain_bytes
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.admin_defs import error_reply
-from nvflare.private.defs import CellMessageHeaderKeys, ClientType, InfoCollectorTopic
+from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, ClientType, InfoCollectorTopic
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
@@ -302,6 +302,7 @@ def guard_requests() -> None:
     replace_function(SysInfoProcessor, "process", _refuse_request)
     replace_function(ClientInfoProcessor, "process", _withhold_errors)
     replace_function(ClientEngine, "delete_run", _remove_finished_jobs_only)
+    replace_function(ClientEngine, "start_app", _raise_if_not_started)
 
 
 def check_job_id(job_id: object, workspace: Workspace) -> None:
@@ -330,6 +331,14 @@ def _withhold_errors(process: Callable, self: ClientInfoProcessor, req: AdminMes
     if req.topic == InfoCollectorTopic.SHOW_ERRORS:
         return error_reply(NOT_AT_A_SITE)
     return process(self, req, app_ctx)
+
+
+def _raise_if_not_started(start: Callable, self: ClientEngine, *arguments: Any, **named: Any) -> str:
+    """Raise FLARE's answer if it is an error: only then does FLARE free the GPUs that the job was given."""
+    answer = str(start(self, *arguments, **named))
+    if answer.startswith(ERROR_MSG_PREFIX):
+        raise RuntimeError(answer)
+    return answer
 
 
 def _remove_finished_jobs_only(delete: Callable, self: ClientEngine, job_id: str) -> str:
