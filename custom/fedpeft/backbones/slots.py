@@ -116,6 +116,10 @@ SLOTS = {family: _roles(towers, slots=True) for family, towers in _FAMILIES.item
 INNER = {family: _roles(towers, slots=False) for family, towers in _FAMILIES.items()}
 
 
+# in a layer, whatever its family
+SECOND_LINEARS = frozenset(place["second_linear"] for towers in _FAMILIES.values() for _, place in towers.values())
+
+
 def places(family: str) -> dict[str, str]:
     """Return role -> module path template of all places that the table has for a family; empty for any other."""
     return SLOTS.get(family, {}) | INNER.get(family, {})

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -42,7 +42,7 @@ from fedpeft.inference.kept_model import KeptModel
 from fedpeft.job.federation import site_backbone
 from fedpeft.job.settings import CommonSettings
 from fedpeft.methods import METHODS
-from fedpeft.methods.adapters import read_config, read_state
+from fedpeft.methods.adapters import read_config, read_state, tuning_of
 from fedpeft.methods.setting_limits import check_strangers_settings
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
@@ -204,13 +204,24 @@ def _check_same_function(model: SiteModel, adapter: Path, method: MethodSettings
                 f"the same method has trained."
             )
         with reading_scales(file):
-            found = difference(config, mine, family=family)
+            found = difference(config, mine, family=family) or _other_places(config, mine, family)
         if found:
             setting, theirs, ours = found
             raise FedpeftError(
                 f"the adapter in {adapter} has {setting}={theirs!r:.80}, and this model {ours!r:.80}, so it would "
                 f"compute something else: name one of the same settings."
             )
+
+
+def _other_places(one: PeftConfig, other: PeftConfig, family: str) -> tuple[str, Any, Any] | None:
+    """Return a slot for which two configurations name other modules, and these; None: there is none."""
+    tuning = tuning_of(other)
+    try:
+        theirs, ours = tuning.templates(one, family), tuning.templates(other, family)
+    except FedpeftError:
+        return None
+    slot = next((slot for slot, path in theirs.items() if ours.get(slot, path) != path), None)
+    return None if slot is None else (f"target_modules.{slot}", theirs[slot], ours[slot])
 
 
 def _file_beside(adapter: Path) -> Path:

@@ -134,7 +134,7 @@ def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") 
     from peft import PeftModel, get_peft_model
 
     tuning = tuning_of(config)
-    tuning.fit(model, config)
+    tuning.fit(model.get_base_model() if isinstance(model, PeftModel) else model, config)
     try:
         if isinstance(model, PeftModel):
             model.add_adapter(adapter_name, config)

@@ -19,7 +19,7 @@ from peft.tuners.oft.layer import OFTLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from fedpeft.backbones.slots import locate, slot_templates
+from fedpeft.backbones.slots import SECOND_LINEARS, locate, slot_templates
 from fedpeft.backbones.structure import (
     check_targets,
     family_of,
@@ -142,6 +142,11 @@ class PeftTuning(SlotTuning):
 SCALED_INPUT = "second_linear"  # its input is scaled, and the output of key and value
 
 
+def _is_second_linear(role: str, path: str) -> bool:
+    """Return whether a module is the last linear layer of a feed-forward block, by its role or its path in a layer."""
+    return role.endswith(SCALED_INPUT) or path.rpartition("{layer}.")[2] in SECOND_LINEARS
+
+
 class IA3Tuning(PeftTuning):
     """IA3, which also needs to know the modules whose input is scaled."""
 
@@ -151,7 +156,7 @@ class IA3Tuning(PeftTuning):
 
     def settle(self, config: Any, family: str | None) -> None:
         templates = self.templates(config, family)
-        scaled = {role: path for role, path in templates.items() if role.endswith(SCALED_INPUT)}
+        scaled = {role: path for role, path in templates.items() if _is_second_linear(role, path)}
         if config.feedforward_modules is None:
             config.feedforward_modules = pattern_of(scaled) if scaled else []
 

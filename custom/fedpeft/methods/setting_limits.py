@@ -30,6 +30,9 @@ def refused_settings(settings: Mapping[str, Any], limits: Limits) -> Iterator[st
     for name, value in settings.items():
         if name not in limits or not (value is None or limits[name](value)):
             yield f"has {name:.60}={value!r:.80}"
+    alpha, rank = settings.get("lora_alpha"), settings.get("r", 1)  # PEFT's product has the scale alpha / r
+    if type(alpha) in (int, float) and type(rank) is int and alpha > MAX_SCALE * max(rank, 1):
+        yield f"has lora_alpha={alpha!r:.80}, more than {MAX_SCALE} times r,"
 
 
 def whole(maximum: int, *, minimum: int = 1) -> Check:
@@ -108,7 +111,7 @@ COMPACTER: Limits = BOTTLENECK | {"blocks": whole(MAX_BLOCKS), "rank": whole(MAX
 FIRST_VALUE_SETTINGS = frozenset({"start_std", "init_lora_weights"})  # read only when an adapter is drawn
 LORA: Limits = {
     "r": whole(MAX_WIDTH),
-    "lora_alpha": nonzero(0, MAX_SCALE),
+    "lora_alpha": nonzero(0, MAX_SCALE * MAX_WIDTH),  # and at most MAX_SCALE times r
     "lora_dropout": dropout,
     "target_modules": modules,
     "layers_to_transform": SOME_LAYERS,

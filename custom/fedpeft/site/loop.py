@@ -128,7 +128,8 @@ def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.T
 
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim > 1 and not name.endswith("bias")
+    """Return whether weight decay applies: not to biases, norms and gains, such as IA3's, whose second axis is one."""
+    return parameter.ndim > 1 and not name.endswith(("bias", "ia3_l"))
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, nn.Parameter]]:

@@ -94,7 +94,7 @@ class BottleneckModel(BaseTuner):
         """Return a module's output width d: that of its last linear layer, else the model's hidden size."""
         for child in reversed(list(module.modules())):
             size = getattr(child, "out_features", None) or getattr(child, "nf", None)
-            if size:
+            if size and size > 1:  # a gate of one output is not the block's last layer
                 return size
         size = self.get_model_config(self.model).get("hidden_size")
         if size:
