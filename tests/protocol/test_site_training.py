@@ -2,6 +2,7 @@
 """What the site policy changes in training: no step over a few samples, no more parameters than it allows."""
 
 import pytest
+import torch
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
@@ -42,6 +43,18 @@ def test_no_step_is_over_fewer_samples_than_the_least_batch(learner, monkeypatch
 
 def test_without_a_sites_file_the_job_decides_on_the_last_step(learner, monkeypatch):
     assert batch_sizes(learner("training.batch_size=17", "training.local_epochs=1"), monkeypatch) == [17, 1]
+
+
+@pytest.mark.parametrize(("own", "sizes"), [({"seed": 3}, (8, 8)), (None, (10, 11))])
+def test_a_job_chooses_the_samples_whose_loss_leaves_only_where_there_is_no_sites_file(learner, own, sizes):
+    chosen = [("method.probe_samples=10", "training.seed=0"), ("method.probe_samples=11", "training.seed=1")]
+    samples = []
+    for settings in chosen:
+        made = learner(*settings, own=own)
+        (batch,) = made.batches.lasting_sample(made.method.probe_samples)
+        samples.append(batch.inputs["pixel_values"])
+    assert tuple(len(one) for one in samples) == sizes
+    assert torch.equal(*samples) == (own is not None)
 
 
 @pytest.mark.parametrize(("own", "size"), [({"min_batch_size": 4}, 18), (None, 17)])
