@@ -3,17 +3,24 @@
 
 from fractions import Fraction
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fedpeft.answering.answering import Batch
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES, title_of
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.site.loop import Evaluation
 from fedpeft.site.metrics import MEASURES_OF_ANSWERS, MacroF1, best_threshold, check_metric, measured
 
 CPU = torch.device("cpu")
 NEXT = 9  # an answer that is never right
+SPLITS = {"train": "abc", "validation": "aaab", "test": "aabbc"}
 
 
 class Fixed:
@@ -23,6 +30,9 @@ class Fixed:
 
     def __init__(self, labelled=False):
         self.labelled = labelled
+
+    def eval(self):
+        return self
 
     def right(self, batch):
         return batch.inputs["chosen"] == batch.target
@@ -50,11 +60,9 @@ def batches(size=3, **columns):
         )
 
 
-def figures(metric, min_images=1, unseen=0, **columns):
-    model = Fixed(labelled="probabilities" in columns)
-    return measured(
-        model, batches(**columns), device=CPU, metric=metric, min_images=min_images, unseen=unseen
-    ).figures()
+def figures(metric, min_images=1, min_samples=0, unseen=0, **columns):
+    model, least = Fixed(labelled="probabilities" in columns), {"min_images": min_images, "min_samples": min_samples}
+    return measured(model, batches(**columns), device=CPU, metric=metric, unseen=unseen, **least).figures()
 
 
 def test_accuracy_is_the_share_of_right_answers_also_of_open_and_closed_questions():
@@ -101,6 +109,45 @@ def test_a_class_or_label_with_few_images_has_no_part_in_the_mean():
     labels = {"target": [[1, 1], [1, 0]], "probabilities": [[0.9, 0.1], [0.9, 0.1]]}
     assert figures(MACRO_F1, min_images=2, **labels)["overall"] == 1.0
     assert figures(MACRO_F1, min_images=3, **labels)["overall"] is None
+
+
+@pytest.mark.parametrize("metric", [BALANCED_ACCURACY, MACRO_F1])
+@pytest.mark.parametrize(
+    ("least", "counted"), [({}, 5), ({"min_images": 2}, 4), ({"min_images": 3}, 0), ({"unseen": 1}, 5)]
+)
+def test_a_mean_over_answers_of_few_counted_samples_is_no_figure(metric, least, counted):
+    """Neither those of answers with few images count, nor those of answers that training lacks."""
+    columns = {"target": [-1, 0, 0, 1, 2, 2], "chosen": [0, 0, 0, 1, 2, 2], **least}
+    free, enough, few = (figures(metric, min_samples=n, **columns)["overall"] for n in (0, counted, counted + 1))
+    assert free == enough
+    assert few is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "test", "validation"),
+    [
+        (None, 1.0, 1.0),
+        ({"min_test_samples": 4, "min_validation_samples": 3}, 1.0, 1.0),
+        ({"min_test_samples": 5, "min_validation_samples": 3}, None, 1.0),
+        ({"min_test_samples": 4, "min_validation_samples": 4}, 1.0, None),
+    ],
+)
+@pytest.mark.parametrize("metric", [BALANCED_ACCURACY, MACRO_F1])
+def test_the_figures_of_a_round_are_of_as_many_samples_as_the_policy_says(metric, limits, test, validation):
+    """Answers of fewer images than min_class_images are none of them: of 5 test samples 4 count, 3 of 4 validated."""
+    rows = {name: tuple(Example(None, "", one, False, "") for one in answers) for name, answers in SPLITS.items()}
+    data = SiteData("site", rows["train"], rows["validation"], rows["test"], "drawn here", metric=metric)
+    vocabulary = AnswerVocabulary(sorted({*SPLITS["train"]}))
+    parts = {"vocabulary": vocabulary, "answering": Fixed(), "backbone": None, "features": None}
+    model = SimpleNamespace(training=TrainingSettings(rounds=1), device=CPU, **parts)
+
+    def answered(examples, size):
+        numbers = [vocabulary.index(one.answer) for one in examples]
+        return batches(target=numbers, chosen=numbers)
+
+    policy = limits and SitePolicy(min_class_images=2, **limits)
+    figures, _ = Evaluation(model, data, answered, policy=policy).measure_round()
+    assert (figures["overall"], figures["validation"]) == (test, validation)
 
 
 def by_hand(probabilities, target):
