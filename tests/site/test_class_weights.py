@@ -15,6 +15,7 @@ from fedpeft.data.schema import Example, SiteData
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
+from fedpeft.site.metrics import thresholds_by_share
 
 ANSWERS = ("a", "a", "a", "a", "b", "c")
 LABELS = (("x",), ("x", "y"), ("x",), ())
@@ -83,6 +84,26 @@ def test_labels_that_apply_count_by_how_many_times_more_often_they_do_not():
     target = torch.tensor([[1, 0, 0], [0, 1, 0]])
     torch_loss = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2 / 3, 3, 1]))(logits, target.float())
     assert model.loss(logits, target).item() == pytest.approx(torch_loss.item())
+
+
+def test_thresholds_of_weighted_labels_are_where_the_weighted_loss_moves_their_probabilities():
+    """A constant that learns of images whose share of a label is its threshold reaches the threshold with weights."""
+    vocabulary = AnswerVocabulary(("x", "y", "z"))
+    model = weighed(vocabulary, LABELLED, labelled=True)
+    assert thresholds_by_share(vocabulary, LABELLED) == pytest.approx((30 / 70, 14 / 70, 35 / 70))
+    target = (torch.arange(70)[:, None] < torch.tensor([30, 14, 35])).long()
+    constant = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([constant], max_iter=100, tolerance_grad=1e-9, tolerance_change=0)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model.loss(constant.expand(70, 3), target)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    found = thresholds_by_share(vocabulary, LABELLED, model.weights.tolist())
+    assert found == pytest.approx(constant.sigmoid()[0].tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])

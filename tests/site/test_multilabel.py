@@ -123,6 +123,19 @@ def test_thresholds_of_shares_are_half_of_what_predicting_a_label_everywhere_rea
     assert update.metrics["validation"] is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"class_weights": "balanced"}, (1 / 5, 3 / 7)), ({"sampling": "balanced"}, None)],
+    ids=["weighted", "balanced"],
+)
+def test_thresholds_of_shares_follow_what_moves_probabilities(tmp_path, settings, expected):
+    """Weights as their formula says (3 of 4 images and 1 of 4), and without a formula one half."""
+    rows = tuple(example(number, *labels) for number, labels in enumerate((LABELS[:1], LABELS[:1], LABELS[:2], ())))
+    site = learner(tmp_path, data(train=rows, test=rows), thresholds="share", **settings)
+    assert site.measured(rows).thresholds == (expected and pytest.approx((*expected, 1 / 2)))
+
+
 def way():
     return Multilabel(torch.nn.Identity(), torch.nn.Identity(), AnswerVocabulary(LABELS))
 
