@@ -8,6 +8,7 @@ from small_federations import EXACT, FEDAVG, LAYERS, SITES, assert_same, learner
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import layer_of
+from fedpeft.core.settings import build
 from fedpeft.federate import federate
 from fedpeft.job.settings import CommonSettings
 from fedpeft.job.site_policy import SitePolicy
@@ -159,18 +160,27 @@ def test_fedalas_shares_do_not_depend_on_how_many_samples_are_evaluated_at_once(
     assert_same(*rounds)
 
 
-def test_no_step_of_fedala_is_over_fewer_samples_than_the_site_wants(sections, tmp_path, monkeypatch):
-    made = sections(FEDAVG, ALA, "training.batch_size=8", "data.train_size=102", "data.test_size=40")
-    policy = SitePolicy(sources=(made["backbone"]["source"],))
+@pytest.mark.parametrize(("samples", "largest"), [(102, 9), (9, 8)], ids=["81 of 102", "7 of 9"])
+def test_no_step_of_fedala_is_over_fewer_samples_than_the_site_wants(
+    sections, small_policy, tmp_path, monkeypatch, samples, largest
+):
+    """Also where 80 % are fewer; and a joined batch is computed whole, of which a backbone may have no single rows."""
+    made = sections(FEDAVG, ALA, "training.batch_size=8", f"data.train_size={samples}")
+    policy = build(SitePolicy, {**small_policy, "min_train_images": 1, "min_batch_size": 8}, section="site")
     learner = Learner.from_sections(made, site=SITES[0], folder=tmp_path, policy=policy)
-    sizes = []
-    monkeypatch.setattr(
-        fedala, "parts_of", lambda batch, *how: sizes.append(len(batch.target)) or parts_of(batch, *how)
-    )
+    sizes, parts = [], []
+
+    def divided(batch, *how):
+        sizes.append(len(batch.target))
+        parts.append(parts_of(batch, *how))
+        return parts[-1]
+
+    monkeypatch.setattr(fedala, "parts_of", divided)
     update = learner.train_round(1, learner.first_state())
     learner.train_round(2, {key: tensor + 0.01 for key, tensor in update.state.items()})
     assert min(sizes) >= policy.min_batch_size
-    assert max(sizes) == 9  # 81 samples
+    assert max(sizes) == largest
+    assert {len(one) for one in parts} == {1}
 
 
 @pytest.mark.parametrize("scheme", ["ditto", "fedala"])
