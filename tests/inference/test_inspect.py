@@ -20,7 +20,7 @@ from fedpeft.inference import site_subject as feature_map
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.predictor import Prediction
-from fedpeft.inference.site_page import confusion, recognized
+from fedpeft.inference.site_page import answered_as, confusion, recognized
 
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
 
@@ -71,9 +71,9 @@ def inspect(of_tables, tmp_path, capsys, monkeypatch):
     return run
 
 
-def answered(own, first, *, alternatives=()):
+def answered(own, first, *, alternatives=(), same=None):
     example = Example(IMAGE, "what ?", own, closed=False, image_id="i", alternatives=alternatives)
-    return Prediction(example=example, known=True, answers=[Scored(first, 0.9)])
+    return Prediction(example=example, known=True, answers=[Scored(first, 0.9)], same=same or {})
 
 
 def labelled(own, applies, unknown=()):
@@ -98,6 +98,22 @@ def test_precision_recall_and_f1_of_each_answer():
 def test_an_accepted_alternative_counts_as_the_answer():
     (row,) = recognized("answer", [], [answered("ct", "ct scan", alternatives=("ct scan",))], {}).rows
     assert row == ("ct", "0", "1", "1", "100.0", "100.0", "100.0")
+
+
+@pytest.mark.parametrize(
+    ("own", "alternatives", "first", "right"),
+    [
+        ("x-ray", (), "x ray", True),
+        ("x ray", (), "x ray", True),
+        ("radiograph", ("x-ray",), "x ray", True),
+        ("ct", (), "x ray", False),
+        ("x-ray", (), "ct", False),
+    ],
+)
+def test_an_answer_of_the_same_tokens_as_the_one_that_is_ranked_counts_as_it(own, alternatives, first, right):
+    prediction = answered(own, first, alternatives=alternatives, same={"x-ray": "x ray"})
+    assert prediction.right == right
+    assert answered_as(prediction) == (own if right else first,)
 
 
 def test_a_label_that_is_unknown_for_an_image_counts_nowhere():
