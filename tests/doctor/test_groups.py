@@ -176,8 +176,12 @@ def misspelled(number, arguments=None):
         (misspelled(0), "fail: .*RememberOrder has no argument 'privaci', so that every reply is blocked"),
         (misspelled(1), "fail: .*AdapterOnly has no argument 'privaci', so that every reply is blocked"),
         (misspelled(1, ["privacy"]), "fail: .*args of fedpeft.flare.filters.AdapterOnly must be an object"),
-        (scoped(task_data_filters=[]), "fail: .*lacks fedpeft.flare.filters.RememberOrder"),
+        (scoped(task_data_filters=[]), "fail: .*lacks fedpeft.flare.filters.RememberOrder, without which every reply"),
         (scoped(task_data_filters=["text"]), "fail: .*lacks fedpeft.flare.filters.RememberOrder"),
+        (
+            scoped(task_result_filters=[]),
+            "fail: .*lacks fedpeft.flare.filters.AdapterOnly, so nothing checks what leaves",
+        ),
         (scoped(task_data_filters=None, task_result_filters={}), "fail: .*names none of fedpeft's filters"),
         ({**scoped(), "default_scope": "other"}, "fail: .*has no default scope"),
         ({"scopes": 3}, "fail: .*has no default scope"),
@@ -240,6 +244,20 @@ def test_noise_needs_its_accountant(monkeypatch):
     monkeypatch.setattr(policies, "find_spec", lambda name: None)
     shown = text(policies.policy(scoped({"clip": 1, "noise": 2}), Path("privacy.json")))
     assert shown.startswith("fail: privacy.json sets noise, and the privacy accountant is missing")
+
+
+@pytest.mark.parametrize(
+    ("noise", "installed", "verdicts"), [(2, False, ["fail"]), (0, False, []), (2, True, [])], ids=str
+)
+def test_noise_in_a_secure_sum_needs_its_accountant(make_job, make_kit, monkeypatch, noise, installed, verdicts):
+    monkeypatch.setattr(policies, "find_spec", lambda name: object() if installed else None)
+    job = make_job("method.aggregation=fedavg", "method.secure_sum=true")
+    own = {"sum_with": ["slake", "vqa-rad", "vqa-med-2019"], "sum_noise": {"clip": 1, "noise": noise}}
+    folder = make_kit("site", policy=own)
+    found = [
+        one for one in policies.check_site_file(open_context(job, startup_kit=folder)) if "accountant" in text(one)
+    ]
+    assert [one.verdict for one in found] == verdicts
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,12 @@ REFUSED = [
         "backbone.prompt",
     ),
     (
+        "a prompt whose characters are several tokens",
+        {"backbone": {"name": "llava", "prompt": "{image}{question}" + 100 * "語"}},
+        {"max_text_length": 300},
+        "backbone.prompt",
+    ),
+    (
         "a way of answering that is not listed",
         {"training": {"answering": "generation"}, "backbone": {"name": "llava"}},
         {"answering": ("classification",)},
