@@ -32,7 +32,7 @@ from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missi
 from fedpeft.compare.grid import axis_of
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.published import methods_of, published
-from fedpeft.compare.runs import Variant, outcomes, sections_of, variants
+from fedpeft.compare.runs import Variant, outcomes, sections_of, variant_of, variants
 from fedpeft.compare.table import compared
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import own_folder
@@ -420,6 +420,37 @@ def test_a_schedule_stands_behind_a_plus_and_leaves_the_method_as_it_is():
     assert scheduled["schedule"]["solver"]
     assert not plain["schedule"]
     assert scheduled["method"] == plain["method"]
+
+
+TASK_LAST = {"own": {"aggregation": "fedavg", "probe_samples": 9}, "plain": {"probe_samples": 9}}
+
+
+@pytest.fixture
+def task_last(tmp_path):
+    """Two jobs whose tasks come after the method: `own` sets of it what a row's file sets, and a schedule."""
+    (tmp_path / "tasks").mkdir()
+    for name, method in TASK_LAST.items():
+        task = {"training": {"rounds": 3}, "method": method, "schedule": {"solver": "drawn", "budget": 1}}
+        if name == "plain":
+            del task["schedule"]
+        (tmp_path / "tasks" / f"{name}.yml").write_text(json.dumps(task))
+    parts = "tasks/phantom, backbones/tiny_vilt, methods/pfeiffer, deployments/laptop"
+    (tmp_path / "jobs.yml").write_text("".join(f"{name}: [{parts}, tasks/{name}]\n" for name in TASK_LAST))
+    return tmp_path
+
+
+@pytest.mark.parametrize("method", ["fedavg", "lora_svd", "local", "compacter", "fedavg+f3ocus"])
+def test_a_row_named_after_files_has_their_settings_beside_a_task_that_sets_others(task_last, method):
+    (row,) = variants([method])
+    found, plain = (sections_of(task_last, job, row, ["training.seed=5"]) for job in TASK_LAST)
+    assert found == plain
+    assert (found["method"]["probe_samples"], found["training"]["rounds"], found["training"]["seed"]) == (9, 3, 5)
+
+
+def test_the_jobs_own_row_keeps_what_its_task_sets(task_last):
+    row = variant_of(task_last, "own")
+    assert sections_of(task_last, "own", row, ["training.seed=5"]) == compose(task_last, "own", ["training.seed=5"])
+    assert sections_of(task_last, "own", row, [])["method"]["aggregation"] == "fedavg"
 
 
 @pytest.mark.parametrize("texts", [["nope"], ["fedavg+nope"], ["x:"], ["local", "local"], [": local"]])
