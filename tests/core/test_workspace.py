@@ -4,9 +4,13 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +20,7 @@ from fedpeft.core import locks
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import held, is_held_by_a_parent, runs_folder
 from fedpeft.core.workspace import check_place, chosen_state, seed
+from fedpeft.job.admission import MAX_SITES
 from fedpeft.job.composing import compose, write_job
 from fedpeft.run import simulate as simulation
 from fedpeft.run.simulate import set_aside, simulate
@@ -222,6 +227,60 @@ def test_what_cannot_be_resumed_leaves_the_results_where_they_are(resume_from, s
     with pytest.raises(FedpeftError, match=said):
         simulate(tmp_path / "job", workspace=tmp_path / "ws", threads=1)
     assert {path: path.read_bytes() for path in (tmp_path / "ws").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["local", "startup", "simulator_server"])
+def test_a_site_named_as_a_folder_of_every_workspace_is_refused(name, tmp_path, sections):
+    write_job(tmp_path / "job", "small", sections(f"federation.sites=[slake, {name}]"))
+    with pytest.raises(FedpeftError, match=f"federation.sites names '{name}', which is a folder of every workspace"):
+        simulate(tmp_path / "job", workspace=tmp_path / "ws", threads=1)
+    assert not (tmp_path / "ws").exists()
+
+
+def test_flares_simulator_takes_as_many_sites_as_a_job_may_have(tmp_path, monkeypatch):
+    """Without -m it takes 100."""
+    commands = []
+
+    def started(command, **_):
+        commands.append(command)
+        return SimpleNamespace(poll=lambda: 0, wait=lambda: 0)
+
+    monkeypatch.setattr(simulation, "subprocess", SimpleNamespace(Popen=started))
+    with held(tmp_path / "ws") as lock:
+        assert simulation._run_simulator(tmp_path / "job", tmp_path / "ws", 2, tmp_path / "manifest.json", lock) == 0
+    (command,) = commands
+    assert command[command.index("-m", command.index(simulation.SIMULATOR)) + 1] == str(MAX_SITES)
+    assert MAX_SITES > 100
+
+
+def test_a_signal_that_only_a_main_thread_can_take_is_left_alone_in_others():
+    def handler():
+        with simulation._ended_by_signal():
+            return signal.getsignal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert handler() != before
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(handler).result() == before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.slow
+def test_an_unexpected_error_of_the_pools_server_is_in_its_log_and_in_the_manifest(tmp_path, sections, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("of the server")
+
+    monkeypatch.setattr("fedpeft.run.pool._workers", lambda *_: nullcontext([]))
+    monkeypatch.setattr("fedpeft.server.job_run.JobRun._handshake", fail)
+    write_job(tmp_path / "job", "small", sections("federation.sites=[slake, vqa-rad]", "training.rounds=1"))
+    reason = "ZeroDivisionError on the server: of the server; its log has the traceback."
+    with pytest.raises(FedpeftError, match=reason):
+        simulate(tmp_path / "job", workspace=tmp_path / "ws", threads=1, engine="pool")
+    manifest = json.loads((tmp_path / "ws" / "server" / "simulate_job" / "fedpeft" / "manifest.json").read_text())
+    assert (manifest["status"], manifest["reason"]) == ("failed", reason)
+    log = (tmp_path / "ws" / "server" / "log.txt").read_text()
+    assert "Traceback" in log
+    assert "ZeroDivisionError: of the server" in log
 
 
 @pytest.mark.slow

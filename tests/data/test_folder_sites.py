@@ -280,6 +280,13 @@ def test_sub_folders_with_the_same_classes_are_sites(tmp_path):
     assert "Not read, in no known layout: notes/." in found.notes
 
 
+@pytest.mark.parametrize("name", ["local", "startup", "simulator_server"])
+def test_a_site_named_as_a_folder_of_every_workspace_gets_another_name(tmp_path, name):
+    for folder in ("north", name):
+        classes(tmp_path / folder)
+    assert set(sites_in(tmp_path).of_sites) == {"north", f"{name}-site"}
+
+
 def test_a_site_with_one_of_the_others_classes_is_a_site_of_one_class(tmp_path):
     for name in ("north", "south", "west"):
         classes(tmp_path / name)
