@@ -154,7 +154,18 @@ def test_what_cannot_be_resumed_is_one_sentence(run, changes, plain):
     assert harness.panics
 
 
-ENDS = {"after all rounds": {"rounds": 2}, "early": {"rounds": 6, "patience": 1}}  # no round is better than the first
+ENDS = {  # no round is better than the first
+    "after all rounds": {"rounds": 2},
+    "early": {"rounds": 6, "patience": 1},
+    "after all rounds, with patience for no more": {"rounds": 2, "patience": 1},
+}
+
+
+@pytest.mark.parametrize("settings", ENDS.values(), ids=ENDS)
+def test_a_job_has_ended_early_only_where_rounds_were_left(run, settings):
+    _, manifest, _ = run(**settings)
+    assert manifest["rounds"] == 2
+    assert ("ended_early" in manifest) == (settings["rounds"] > 2)
 
 
 @pytest.mark.parametrize("settings", ENDS.values(), ids=ENDS)
@@ -178,7 +189,7 @@ def test_a_job_that_was_killed_before_its_results_has_them_when_it_resumes(run, 
     assert manifest["status"] == "completed", manifest.get("reason")
     assert manifest["rounds"] == len(history["rounds"]) == 2
     assert manifest.get("ended_early", {}).get("after_round", 2) == 2
-    assert ("ended_early" in manifest) == ("patience" in settings)
+    assert ("ended_early" in manifest) == (settings["rounds"] > 2)
     (saved,), (last,) = harness.saved, (tmp_path / "state").glob("*/round-00002")
     assert all(torch.equal(tensor, saved[key]) for key, tensor in load_file(last / "global.safetensors").items())
 

@@ -15,6 +15,10 @@ def die(connection):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_of_a_nameless_signal(connection):
+    os.kill(os.getpid(), signal.SIGRTMIN + 1)
+
+
 def leave(connection):
     sys.exit(3)
 
@@ -58,7 +62,10 @@ def stumble(connection):
     sys.exit(0)
 
 
-ACTIONS = {f.__name__: f for f in (die, leave, babble, stop_halfway, hang, leave_a_child, complain, tell, stumble)}
+ACTIONS = {
+    f.__name__: f
+    for f in (die, die_of_a_nameless_signal, leave, babble, stop_halfway, hang, leave_a_child, complain, tell, stumble)
+}
 
 
 def main():

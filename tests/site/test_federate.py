@@ -84,6 +84,21 @@ def test_a_reply_that_a_server_refuses_is_in_no_mean(sections, tmp_path, monkeyp
 
 
 @pytest.mark.slow
+def test_any_error_of_a_tolerated_site_costs_it_the_round_and_otherwise_ends_the_run(sections, tmp_path, monkeypatch):
+    made = learners_of(sections("method.aggregation=fedavg", "training.rounds=1"), tmp_path)
+
+    def fail(*_, **__):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(made["vqa-rad"], "train_round", fail)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        next(federate(made))
+    (result,) = federate(made, tolerant=True, quorum=1)
+    assert result.refused == {"vqa-rad": "site vqa-rad: RuntimeError: no kernel image"}
+    assert set(result.updates) == {"slake"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

@@ -70,6 +70,7 @@ def test_lines_of_progress_come_before_the_answer(supervisor, tmp_path):
 
 LOST = {
     "die": "was killed by signal 9 (SIGKILL: out of memory?)",
+    "die_of_a_nameless_signal": "was killed by signal 35 (of real time)",
     "leave": "ended with exit code 3",
     "babble": "sent a header that is not JSON",
     "stop_halfway": "ended with exit code 0",
