@@ -275,8 +275,8 @@ class MethodSettings:
             )
         if not active and (own := self.registered.schedule.get("solver")):
             raise FedpeftError(
-                f"method.name={self.name!r} has its layers chosen by schedule.solver={own!r}, and none is scheduled: give "
-                f"the learner that schedule, or use Learner.from_sections.",
+                f"method.name={self.name!r} has its layers chosen by schedule.solver={own!r}, and none is scheduled: "
+                f"give the learner that schedule, or use Learner.from_sections.",
                 setting="schedule.solver",
             )
         if active and not self.registered.layers:
