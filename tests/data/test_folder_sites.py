@@ -441,13 +441,13 @@ def test_chosen_settings_hold_for_all_sites(tmp_path):
 
 def test_settings_of_one_site_leave_the_others_as_they_are(tmp_path):
     for site in ("north", "south"):
-        manifest(tmp_path / site)
+        manifest(tmp_path / site, images=10)
     plain = sites_in(tmp_path)
     own = {"exclude": ["scans/0.png"], "validation_fraction": 0}
     found = sites_in(tmp_path, {"sites": {"south": own}})
     (_, before), (north, south) = plain.data, found.data
     assert north.splits() == plain.data[0].splits()
-    assert (sum(map(len, before.splits().values())), sum(map(len, south.splits().values()))) == (20, 19)
+    assert (sum(map(len, before.splits().values())), sum(map(len, south.splits().values()))) == (10, 9)
     assert (len(before.validation) > 0, len(south.validation)) == (True, 0)
     assert found.of_sites["south"] == plain.of_sites["south"] | own
 
