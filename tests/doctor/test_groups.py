@@ -317,7 +317,7 @@ def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_jo
     for number in range(6):
         Image.new("RGB", (9, 9), (number % 5, 0, 0)).save(tmp_path / f"{number}.png")  # the last is the first once more
         examples.append(Example(tmp_path / f"{number}.png", "?", "yes", closed=True, image_id=f"{number}.png"))
-    site = SiteData("slake", tuple(examples[:4]), (), tuple(examples[4:]), "made here")
+    site = SiteData("elsewhere", tuple(examples[:4]), (), tuple(examples[4:]), "made here")
     monkeypatch.setattr(data, "load_data", lambda policy, job: site)
     shown = text(data.check_data(open_context(make_job(), site="slake")))
     assert "warn: 1 of 2 test images are in a training or validation split as well" in shown
