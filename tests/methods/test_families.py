@@ -126,7 +126,7 @@ def test_ia3_scales_the_input_of_the_last_layer_of_a_feed_forward_block_and_the_
         torch.testing.assert_close(layer(x), expected)
 
 
-@pytest.mark.parametrize("name", ["lora", "ia3"])
+@pytest.mark.parametrize("name", ["lora", "ia3", "vera", "houlsby"])
 def test_a_model_outside_the_table_gets_a_second_adapter_in_the_same_places(name):
     model = hf.MistralModel(hf.MistralConfig(**SIZE, **TEXT, num_key_value_heads=2))
     assert model.config.model_type not in SLOTS
