@@ -18,7 +18,7 @@ import tokenizers
 import torch
 import transformers as hf
 from safetensors.torch import load_file
-from small_models import MODELS, SIZE, gpt2, roberta, saved, tokenizer
+from small_models import MODELS, SIZE, git, gpt2, roberta, saved, tokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 from fedpeft import adapters, methods
@@ -245,6 +245,38 @@ def test_padding_is_not_part_of_the_features(token, expected):
     assert pooled({"last_hidden_state": hidden}, mask, token).flatten().tolist() == expected
 
 
+def test_the_last_token_of_a_text_is_behind_those_of_the_image():
+    hidden = torch.arange(12.0).reshape(2, 6, 1)  # 2 tokens of the image, and 4 of the text
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    assert pooled({"last_hidden_state": hidden}, mask, "last").flatten().tolist() == [3.0, 11.0]
+
+
+def test_a_causal_model_that_does_not_say_so_has_its_features_at_the_last_token(tmp_path):
+    backbone = load(git(tmp_path)).eval()
+    batch = backbone.collate(pictures(), QUESTIONS)
+    with torch.no_grad():
+        hidden = backbone.model(**batch).last_hidden_state
+        patches = hidden.shape[1] - batch["input_ids"].shape[1]
+        last = patches + batch["attention_mask"].sum(dim=1) - 1
+        assert backbone.causal
+        assert patches > 0
+        assert torch.equal(backbone(**batch), hidden[torch.arange(3), last])
+
+
+def test_features_that_do_not_depend_on_the_question_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.backbones.transformers_model.CAUSAL", frozenset())  # GIT's first token is the image's
+    with pytest.raises(FedpeftError, match="its features are the same whatever the question is"):
+        load(git(tmp_path))
+
+
+@pytest.mark.slow
+def test_without_a_mask_texts_are_cut_to_their_length_and_padded_to_the_models_own(folders):
+    backbone = load(folders("siglip"), text_length=5)
+    ids = backbone.collate(pictures(2), ["why ?", "where " * 50])["input_ids"]
+    assert ids.shape == (2, backbone.max_text) == (2, 64)
+    assert (ids != backbone.inputs.tokenizer.pad_token_id).sum(dim=1).tolist() == [3, 5]  # each with <eos>
+
+
 @pytest.mark.slow
 def test_long_questions_are_cut_and_cannot_name_an_image(folders):
     for name in ("bert", "qwen_vl"):
@@ -312,6 +344,7 @@ CODE = "from pathlib import Path\nPath({!r}).touch()\n"
         ("config.json", {"model_type": "yoso"}, "may fetch compiled code from the hub: give a model of another kind"),
         ("config.json", {"text_config": {"model_type": "rwkv"}}, "may fetch compiled code from the hub"),
         ("config.json", {"model_type": "t5"}, "is an encoder with a decoder"),
+        ("config.json", {"model_type": "vit_mae"}, "hides random patches of every image .* sees all of them"),
         ("config.json", {"model_type": "mine"}, "transformers has no code of its own"),
         ("config.json", {"vision_config": {"hidden_size": 10**9}}, "hidden_size = 1000000000, at most"),
         ("config.json", {"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers = 1000000000, at most"),

@@ -11,6 +11,8 @@ from counted import counted
 from small_models import draw, timm_folder, timm_tensors
 from torch.nn import functional as F
 from transformers import AutoModel, ViTConfig, ViTForImageClassification
+from transformers.models.efficientnet.image_processing_pil_efficientnet import EfficientNetImageProcessorPil
+from transformers.models.mobilevit.image_processing_pil_mobilevit import MobileViTImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from fedpeft.backbones import BackboneSettings, build, default_source
@@ -119,11 +121,11 @@ def test_another_image_size_than_in_training(tmp_path):
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
-def transformers_folder(folder, **processor):
+def transformers_folder(folder, kind=ViTImageProcessorPil, **processor):
     torch.manual_seed(0)
     ViTForImageClassification(ViTConfig(**SIZE, **IMAGE)).save_pretrained(folder)
     if processor:
-        ViTImageProcessorPil(size={"height": 16, "width": 16}, **processor).save_pretrained(folder)
+        kind(size={"height": 16, "width": 16}, **processor).save_pretrained(folder)
     return folder
 
 
@@ -148,6 +150,31 @@ def test_pixels_are_those_of_the_folders_image_processor(processor, tmp_path):
     folder = transformers_folder(tmp_path, **processor)
     theirs = ViTImageProcessorPil.from_pretrained(folder)(pictures(3), return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(prepared(folder), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {"include_top": True},
+        {"include_top": False},
+        {"include_top": True, "rescale_offset": True, "rescale_factor": 1 / 127.5},
+        {"include_top": False, "rescale_offset": True, "rescale_factor": 1 / 127.5},
+        {"include_top": True, "do_normalize": False, "image_std": [0.5, 0.25, 0.125]},
+        {"include_top": False, "rescale_offset": True, "do_normalize": False},
+        {"include_top": False, "rescale_offset": True, "do_rescale": False},
+    ],
+    ids=lambda settings: "-".join(f"{name}={value}" for name, value in settings.items()),
+)
+def test_pixels_are_those_of_efficientnets_image_processor(processor, tmp_path):
+    folder = transformers_folder(tmp_path, EfficientNetImageProcessorPil, **processor)
+    theirs = EfficientNetImageProcessorPil.from_pretrained(folder)(pictures(3), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(prepared(folder), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_processor_that_gives_blue_first_is_refused(tmp_path):
+    folder = transformers_folder(tmp_path, MobileViTImageProcessorPil, do_flip_channel_order=True)
+    with pytest.raises(FedpeftError, match="do_flip_channel_order, and images are given with red first"):
+        prepared(folder)
 
 
 @pytest.mark.parametrize("place", ["pretrained_cfg", "beside"])

@@ -446,6 +446,34 @@ def test_chosen_settings_hold_for_all_sites(tmp_path):
     }
 
 
+def test_settings_of_one_site_leave_the_others_as_they_are(tmp_path):
+    for site in ("north", "south"):
+        manifest(tmp_path / site, images=10)
+    plain = sites_in(tmp_path)
+    own = {"exclude": ["scans/0.png"], "validation_fraction": 0}
+    found = sites_in(tmp_path, {"sites": {"south": own}})
+    (_, before), (north, south) = plain.data, found.data
+    assert north.splits() == plain.data[0].splits()
+    assert (sum(map(len, before.splits().values())), sum(map(len, south.splits().values()))) == (10, 9)
+    assert (len(before.validation) > 0, len(south.validation)) == (True, 0)
+    assert found.of_sites["south"] == plain.of_sites["south"] | own
+
+
+def test_a_validation_split_that_one_site_is_given_is_not_taken_away(tmp_path):
+    for site, images in (("north", 20), ("few", 2)):
+        manifest(tmp_path / site, images=images)
+    assert sites_in(tmp_path).of_sites["few"]["validation_fraction"] == 0
+    with pytest.raises(DataError, match="images are too few for parts"):
+        sites_in(tmp_path, {"sites": {"few": {"validation_fraction": 0.2}}})
+
+
+def test_settings_of_a_site_that_is_not_there_are_refused_by_its_name(tmp_path):
+    for site in ("north", "south"):
+        manifest(tmp_path / site)
+    with pytest.raises(DataError, match=r"data.sites names 'nort', which .* does not hold: did you mean 'north'"):
+        sites_in(tmp_path, {"sites": {"nort": {"validation_fraction": 0}}})
+
+
 def test_a_data_set_may_be_chosen_and_is_then_not_looked_for(tmp_path):
     with pytest.raises(DataError, match=r"(?s)neither 'manifest\.csv' nor .*Expected:.*There is ill/ \(0\.png"):
         sites_in(classes(tmp_path, names=("ill", "well")), {"dataset": "manifest"})

@@ -6,7 +6,7 @@ import pytest
 
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data import Example, SiteData
-from fedpeft.data.remarks import remarks_on_variety, unread_questions
+from fedpeft.data.remarks import remarks, remarks_on_variety, unread_questions
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 CASES = {
@@ -19,17 +19,39 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("metric", "train", "test", "sentences"), CASES.values(), ids=list(CASES))
-def test_what_does_not_vary_is_said_without_naming_it(metric, train, test, sentences):
+def site_of(metric, train, test):
     labelled = metric == MACRO_F1
 
     def example(target):
         return Example(IMAGE, "?", "" if labelled else target, False, "i", labels=target if labelled else None)
 
     parts = [tuple(map(example, part)) for part in (train, test)]
-    site = SiteData("here", parts[0], (), parts[1], "made here", labels=("m", "n") if labelled else (), metric=metric)
+    return SiteData("here", parts[0], (), parts[1], "made here", labels=("m", "n") if labelled else (), metric=metric)
+
+
+@pytest.mark.parametrize(("metric", "train", "test", "sentences"), CASES.values(), ids=list(CASES))
+def test_what_does_not_vary_is_said_without_naming_it(metric, train, test, sentences):
+    site = site_of(metric, train, test)
     for sentence, expected in zip(remarks_on_variety(site), sentences, strict=True):
         assert sentence.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("metric", "train", "test", "sentence"),
+    [
+        (BALANCED_ACCURACY, ["a", "b"], ["a", "b"], "No answer is on 2 test images"),
+        (BALANCED_ACCURACY, ["a", "b"], ["a", "a", "b"], ""),
+        (MACRO_F1, [("m",), ("n",)], [("m",), ("n",)], "No label is on 2 test images"),
+        (MACRO_F1, [("m",), ("n",)], [("m", "n"), ("n",)], ""),
+        (ACCURACY, ["a", "b"], ["a", "b"], ""),
+    ],
+)
+def test_classes_with_fewer_test_images_than_the_site_measures_are_said(metric, train, test, sentence):
+    site = site_of(metric, train, test)
+    assert list(remarks_on_variety(site)) == []
+    found = [*remarks_on_variety(site, min_images=2)]
+    assert [text.partition(":")[0] for text in found] == [sentence] * bool(sentence)
+    assert found == list(remarks(site, min_images=2))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 from snippets import run_page
 
+from fedpeft.core.workspace import seed
+
 ROOT = Path(__file__).parents[2]
 LONG = {
     "embedded_benchmark.md",
@@ -27,6 +29,7 @@ def clone(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "app_configs", tmp_path / "app_configs")
     run = tmp_path / "simulator_workspace" / "server" / "simulate_job" / "fedpeft"
     run.mkdir(parents=True)
+    seed(tmp_path / "simulator_workspace")
     site = {"overall": 0.5, "open": None, "closed": 0.5, "loss": 1.0, "samples": 4}
     record = {"job": "small", "method": "FedPIA", "procedural": True, "source": "data: phantom", "rounds": []}
     (run / "history.json").write_text(json.dumps({**record, "rounds": [{"round": 1, "sites": {"slake": site}}]}))

@@ -335,7 +335,7 @@ def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_jo
     for number in range(6):
         Image.new("RGB", (9, 9), (number % 5, 0, 0)).save(tmp_path / f"{number}.png")  # the last is the first once more
         examples.append(Example(tmp_path / f"{number}.png", "?", "yes", closed=True, image_id=f"{number}.png"))
-    site = SiteData("slake", tuple(examples[:4]), (), tuple(examples[4:]), "made here")
+    site = SiteData("elsewhere", tuple(examples[:4]), (), tuple(examples[4:]), "made here")
     monkeypatch.setattr(data, "load_data", lambda policy, job: site)
     shown = text(data.check_data(open_context(make_job(), site="slake")))
     assert "warn: 1 of 2 test images are in a training or validation split as well" in shown
@@ -343,8 +343,9 @@ def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_jo
 
 
 @pytest.mark.slow
-def test_a_site_that_keeps_its_figures_is_told_that_it_ends_no_job(make_job, make_kit, small_policy):
-    folder = make_kit("site", policy={**small_policy, "metrics": False})
+@pytest.mark.parametrize("own", [{"metrics": False}, {"min_validation_samples": 5}])
+def test_a_site_that_keeps_its_figures_is_told_that_it_ends_no_job(make_job, make_kit, small_policy, own):
+    folder = make_kit("site", policy={**small_policy, **own})
     shown = text(data.check_data(open_context(make_job("training.patience=2"), startup_kit=folder)))
     assert "warn: site slake: training.patience is 2, and this site's file keeps its figures here: others" in shown
 
@@ -365,6 +366,49 @@ def test_what_needs_a_validation_split_is_said_where_there_is_none(setting, sent
     assert sentence in said
     assert "set data.validation_size, or" in said
     assert "set data" not in text(data.check_data(open_context(make_job("data.validation_size=0"), site="slake")))
+
+
+def test_the_setting_of_the_validation_split_is_that_of_the_sites_file_where_there_is_one(
+    make_job, make_kit, monkeypatch, tmp_path
+):
+    for number in range(4):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    examples = [Example(tmp_path / f"{n}.png", "?", "yes", closed=True, image_id=str(n)) for n in range(4)]
+    site = SiteData("slake", tuple(examples[:2]), (), tuple(examples[2:]), "made here")
+    monkeypatch.setattr(data, "load_data", lambda policy, job: site)
+    kit = make_kit("site")
+    for folder, setting in ((None, "data.validation_fraction"), (kit, f"validation_fraction in {kit}/local/")):
+        context = open_context(make_job("training.keep=best"), startup_kit=folder, site=None if folder else "slake")
+        context.job.site_sections["data"].clear()
+        context.job.site_sections["data"] |= {"dataset": "manifest"} | ({} if folder else {"root": str(tmp_path)})
+        assert f"no round is: set {setting}" in text(data.check_data(context))
+
+
+@pytest.mark.parametrize(
+    ("section", "own"), [("data", {"dataset": "of-a-site"}), ("backbone", {"name": "of-a-site", "source": "here"})]
+)
+def test_a_site_is_examined_where_another_one_has_a_plugin_that_is_not_installed_here(section, own, make_job, make_kit):
+    folder = make_job("federation.sites=[slake, vqa-rad]", "method.aggregation=none")
+    file = folder / "app" / "config" / "config_fed_client.json"
+    config = json.loads(file.read_text())
+    config["executors"][0]["executor"]["args"][section]["sites"] = {"vqa-rad": own}
+    file.write_text(json.dumps(config))
+    context = open_context(folder, startup_kit=make_kit("site"))
+    shown = text([*job.check_job(context), *backbone.check_backbone(context), *data.check_data(context)])
+    assert shown.count("pass") >= 3
+    assert "fail" not in shown
+
+
+def test_paths_that_mean_another_folder_to_the_sites_fail(make_job, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(TINY_FOLDER, tmp_path / "tiny")
+    context = open_context(make_job("backbone.source=tiny"), site="slake")
+    with pytest.raises(FedpeftError, match=rf"^backbone.source is 'tiny', .*: write {tmp_path}/tiny\.$"):
+        list(backbone.check_backbone(context))
+    context.job.site_sections["data"].clear()
+    context.job.site_sections["data"] |= {"dataset": "manifest", "root": "tiny"}
+    found = text(data.check_data(context))
+    assert re.fullmatch(rf"fail: site slake: data.root is 'tiny', .*: write {tmp_path}/tiny\.", found)
 
 
 def test_sites_that_would_have_the_same_samples_fail(make_job, monkeypatch, tmp_path):
@@ -463,7 +507,12 @@ FOUR = "federation.sites=[slake, vqa-rad, vqa-med-2019, vqa-med-2020]"
         ([FIVE, "method.aggregation=fedavg"], "warn: the 5 sites .*set method.robust.average=median[.]$"),
         ([FIVE, "method.pia.share=agreement"], "warn: .*average=median and a number as method.pia.share[.]$"),
         ([FIVE, "method.pia.share=0.5", "method.robust.average=trimmed_mean"], None),
+        (
+            [FIVE, "method.pia.share=0.5", "method.pia.reference=largest"],
+            "warn: .*average=median and method.pia.reference=fedavg[.]$",
+        ),
         ([FIVE, "method.aggregation=fedavg", "method.secure_sum=true"], None),
+        ([FIVE, "method.aggregation=fedavg", "federation.sums_at_relays=true"], None),
         ([FIVE, "method.name=lora", "method.aggregation=svd"], None),
         ([FOUR, "method.aggregation=fedavg"], None),
     ],
@@ -472,6 +521,7 @@ def test_from_five_sites_on_a_robust_average_is_recommended(make_job, overrides,
     _, *others = job.check_job(open_context(make_job(*overrides)))
     found = text(others)
     assert re.match(expected, found) if expected else not found
+    make_job(*overrides, *re.findall(r"method[.\w]+=\w+", found), *["method.pia.share=0.5"] * ("a number" in found))
 
 
 @pytest.mark.parametrize(
@@ -669,7 +719,7 @@ SMALL = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cpu", m
     [
         (17 * GB, 5, "pass: main memory: a site needs about 3.3 GB"),
         (10 * GB, 5, "warn: .*too little for 5 sites at once: simulate with -t 3"),
-        (2 * GB, 1, "fail: .*lower training.features_mib, images_mib or batch_size"),
+        (2 * GB, 1, "fail: .*lower training.features_mib, images_mib or training.batch_size"),
     ],
 )
 def test_a_site_needs_the_main_memory_of_its_footprint(free, count, expected):
@@ -682,6 +732,17 @@ def test_a_site_that_trains_on_a_gpu_needs_its_footprint_there():
     assert shown.startswith("pass: main memory: a site needs about 1.3 GB")
 
 
+def test_the_batch_to_lower_is_the_one_that_a_step_computes_at_once():
+    one = replace(SMALL, lower="training.micro_batch")
+    for found in (
+        memory.gpu(one, GB, 1, name="H200"),
+        memory.main_memory(one, GB, 1, on_gpu=False),
+        memory.within_limit(one, 1, on_gpu=False),
+    ):
+        assert re.match("fail: .*lower .*training.micro_batch", text(found))
+        assert "batch_size" not in text(found)
+
+
 def test_features_and_images_that_a_site_will_keep_are_not_free(make_job, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 10 * GB)
     (_, found) = memory.check_memory(open_context(make_job("training.images_mib=20000"), site="slake"))
@@ -689,7 +750,7 @@ def test_features_and_images_that_a_site_will_keep_are_not_free(make_job, monkey
     needed, free = (float(number) for number in re.findall(r"([\d.]+) GB", found.sentence)[:2])
     assert needed > 20_000 * 2**20 / GB
     assert free < 15
-    assert found.sentence.endswith("lower training.features_mib, images_mib or batch_size, or free memory.")
+    assert found.sentence.endswith("lower training.features_mib, images_mib or training.batch_size, or free memory.")
 
 
 @pytest.mark.parametrize(("gib", "expected"), [(2, "fail: memory_gib of the site policy is 2"), (4, "pass")])
@@ -731,13 +792,17 @@ def test_the_footprint_is_of_the_largest_batch_that_the_site_policy_makes(make_j
     assert found.method == f"extrapolated from batches of 1 and 2 to {at_once * largest or 5}"
 
 
-def test_a_batch_that_does_not_fit_is_one_sentence(make_job, monkeypatch):
+@pytest.mark.parametrize(
+    ("settings", "at_once", "lower"),
+    [([], 4, "training.batch_size"), (["training.micro_batch=2"], 2, "training.micro_batch")],
+)
+def test_a_batch_that_does_not_fit_is_one_sentence(make_job, monkeypatch, settings, at_once, lower):
     def full(step, model):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("fedpeft.importance.memory_budget._saved_bytes", full)
-    with pytest.raises(FedpeftError, match=r"^a batch of 4 does not fit on cpu: lower it\.$"):
-        open_context(make_job("training.batch_size=4")).footprint  # noqa: B018
+    with pytest.raises(FedpeftError, match=rf"^a batch of {at_once} does not fit on cpu: lower {lower}\.$"):
+        open_context(make_job("training.batch_size=4", *settings)).footprint  # noqa: B018
 
 
 @pytest.mark.slow
@@ -848,6 +913,25 @@ def test_a_folder_that_is_full_or_cannot_be_written_to_is_reported(tmp_path, mon
     monkeypatch.setattr(machine.tempfile, "TemporaryFile", refuse)
     assert text(machine.writable(tmp_path, 0)).startswith("fail: ")
     assert "cannot be written to (Permission denied)" in text(machine.writable(tmp_path, 0))
+
+
+def test_a_simulation_needs_its_workspace_and_what_lies_beside_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("FEDPEFT_STATE", raising=False)
+    context = open_context(workspace=tmp_path / "w")
+    assert [one.verdict for one in machine.check_disk(context)] == ["pass"] * 3
+    for name in ("w", "w_runs", "w_state"):
+        (tmp_path / name).touch()
+        found = [one.sentence for one in machine.check_disk(context) if one.verdict == "fail"]
+        assert len(found) == 1
+        assert found[0].startswith(f"{tmp_path / name} cannot be written to (Not a directory)")
+        (tmp_path / name).unlink()
+
+
+def test_a_workspace_that_the_simulator_refuses_fails(make_job, tmp_path):
+    context = open_context(make_job(), workspace=tmp_path / "job" / "w")
+    assert "fail: one of the job" in text(machine.check_disk(context))
+    context = open_context(make_job(), workspace=tmp_path / "job w")
+    assert "fail: the workspace" in text(machine.check_disk(context))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ AT_A_SITE = (
     (ReportEnvProcessor, "process"),
     (ClientInfoProcessor, "process"),
     (ClientEngine, "delete_run"),
+    (ClientEngine, "start_app"),
 )
 REPLACED = (
     (JobMetaValidator, "validate"),

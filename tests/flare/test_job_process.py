@@ -1,16 +1,19 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Which deaths of a site's job process are accidents, and how often one is started again."""
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobReturnCode
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.flare.job_process import JobProcess, RestartingLauncher
+from fedpeft.flare.job_process import GPUS, JobProcess, RestartingLauncher
 
 END, KILLED, TERMINATED, FAILED = "", signal.SIGKILL, signal.SIGTERM, "raise SystemExit(1)"
 
@@ -61,6 +64,29 @@ def test_what_is_ended_on_purpose_stays_so():
     process.terminate()
     process.wait()
     assert starts.count == 1
+
+
+@pytest.mark.parametrize(("own", "others"), [("0,1", "2"), ("0,1", None), (None, "2")])
+@pytest.mark.parametrize("ends", [[KILLED, END], [KILLED]], ids=["starts again", "cannot"])
+def test_a_process_sees_the_gpus_of_its_job_in_every_start_and_no_other_does(own, others, ends, monkeypatch):
+    def set_gpus(value):
+        monkeypatch.delenv(GPUS, raising=False)
+        if value is not None:
+            monkeypatch.setenv(GPUS, value)
+
+    starts, seen = Starts(*ends), []
+
+    def launch(*_):
+        seen.append(os.environ.get(GPUS))
+        return starts()
+
+    monkeypatch.setattr(ClientProcessJobLauncher, "launch_job", launch)
+    set_gpus(own)
+    process = RestartingLauncher().launch_job({}, FLContext())
+    set_gpus(others)  # as FLARE does when it starts the next job
+    process.wait()
+    assert seen == [own, own]
+    assert os.environ.get(GPUS) == others
 
 
 def test_a_negative_number_is_refused():

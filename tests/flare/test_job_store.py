@@ -83,7 +83,7 @@ def test_a_job_does_not_bring_its_own_outcome(server):
 def test_what_a_dead_server_left_running_is_finished(server, status):
     job = submitted(server)
     server.store.set_status(job, status, server.context)
-    run(server, job)
+    folder = run(server, job)
     StaleJobs().handle_event(EventType.SYSTEM_START, server.context)
     assert server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value] == status.value
     StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
@@ -92,6 +92,7 @@ def test_what_a_dead_server_left_running_is_finished(server, status):
     assert server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value] == now.value
     assert ("workspace" in server.store.list_components(job, server.context)) == stale
     assert (kept(server, job) is not None) == stale
+    assert folder.exists() != stale, "it is in the store"
 
 
 def test_what_a_dead_server_was_writing_is_removed(server, tmp_path):
@@ -107,7 +108,7 @@ def test_what_a_dead_server_was_writing_is_removed(server, tmp_path):
 def test_a_run_that_cannot_be_stored_is_finished_all_the_same(server, monkeypatch):
     job = submitted(server)
     server.store.set_status(job, RunStatus.RUNNING, server.context)
-    run(server, job)
+    folder = run(server, job)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -116,6 +117,7 @@ def test_a_run_that_cannot_be_stored_is_finished_all_the_same(server, monkeypatc
     StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
     status = server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value]
     assert status == RunStatus.FINISHED_ABNORMAL.value
+    assert (folder / "fedpeft" / "history.json").is_file(), "what is stored nowhere else stays"
 
 
 @pytest.mark.parametrize("store", [None, SimpleNamespace(get_jobs_by_status=list)])

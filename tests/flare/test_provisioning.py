@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from grids import each
+from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
 from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
@@ -33,6 +34,7 @@ from fedpeft.protocol.job_against_policy import refusals
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "provisioning" / "project.yml"
 VISION = PROJECT.with_name("project_vision.yml")
+DAY = 24 * 60 * 60
 PAGE = ROOT / "docs" / "consortium.md"
 SITES = ["slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021"]
 
@@ -169,6 +171,12 @@ def test_the_server_stores_in_its_own_folder_and_admits_the_sites(kits):
     assert "/tmp" not in text
     assert '"max_num_clients": 100' in text
     assert '"max_jobs": 1' in text
+
+
+def test_a_job_waits_for_its_sites_longer_than_flare_lets_it(kits):
+    components = {c["id"]: c for c in read(kits, "server", "resources.json.default")["components"]}
+    arguments = components["job_scheduler"]["args"]
+    assert arguments["max_schedule_count"] * DefaultJobScheduler().max_schedule_interval > 60 * DAY
 
 
 def test_the_server_keeps_outcomes_finishes_stale_jobs_and_takes_sites_back(kits):

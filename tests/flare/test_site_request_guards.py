@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a server asks of a site's own process, past every authorization, reads nothing and removes nothing."""
 
+import logging
 import uuid
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ def guarded(monkeypatch):
         (SysInfoProcessor, "process"),
         (ClientInfoProcessor, "process"),
         (ClientEngine, "delete_run"),
+        (ClientEngine, "start_app"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     guard_requests()
@@ -113,6 +115,26 @@ def test_the_folder_of_a_job_goes_once_it_has_ended(guarded, kit):
     assert ClientEngine.delete_run(engine, job_id) == DELETED
     assert not (kit / job_id).exists()
     check_job_id(job_id, Workspace(str(kit), site_name="hospital"))
+
+
+def test_an_app_that_does_not_start_is_an_error_so_that_flare_frees_its_gpus(guarded, tmp_path):
+    job_id, started = str(uuid.uuid4()), []
+    executor = SimpleNamespace(get_status=lambda _: None, start_app=lambda *_, **__: started.append(job_id))
+    engine = SimpleNamespace(
+        args=SimpleNamespace(workspace=str(tmp_path)),
+        client=SimpleNamespace(client_name="hospital"),
+        client_executor=executor,
+        logger=logging.getLogger(),
+        rank=0,
+        new_context=FLContext,
+    )
+    for folder in ("startup", "local"):
+        (tmp_path / folder).mkdir()
+    with pytest.raises(RuntimeError, match="Client app does not exist"):
+        ClientEngine.start_app(engine, job_id, {})
+    (tmp_path / job_id / "app_hospital").mkdir(parents=True)
+    assert ClientEngine.start_app(engine, job_id, {}) == "Start the client app..."
+    assert started == [job_id]
 
 
 def test_no_role_may_run_commands():

@@ -2,7 +2,9 @@
 """`fedpeft predict --adapter`: the global adapter with a site's head answers as a learner does that has both."""
 
 import json
+import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft import adapters
 from fedpeft.alignment import PIASettings, align_global
+from fedpeft.backbones.slots import slot_templates
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import HEAD
@@ -306,6 +309,30 @@ def test_the_order_of_patterns_tells_functions_apart_where_two_match_one_module(
     one, other = (adapters.config("lora", alpha_pattern=of) for of in (patterns, dict(reversed(patterns.items()))))
     found = difference(one, other)
     assert (found and found[0]) == scale
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("compacter", {"rule_std": 0.5}), ("vera", {"d_initial": 0.5}), ("lora", {"init_lora_weights": "gaussian"})],
+)
+def test_first_values_may_differ(method, settings):
+    assert difference(adapters.config(method, **settings), adapters.config(method), family="vilt") is None
+
+
+@pytest.mark.parametrize(
+    ("method", "slots", "other"),
+    [("lora", ("query", "value"), "attention.attention.key"), ("houlsby", ("attention", "output"), "attention")],
+)
+def test_an_adapter_of_other_modules_with_the_same_names_of_slots_is_refused(sections, tmp_path, method, slots, other):
+    state = run_of(sections(f"method.name={method}", FEDAVG), tmp_path / "ws")
+    kept, own, slot = find(tmp_path / "ws", site="slake"), slot_templates("vilt", slots), slots[0]
+    for paths in (own, own | {slot: f"encoder.layer.{{layer}}.{other}"}):
+        settings = {method: {"target_modules": paths}}
+        theirs = {"method": {"name": method, "aggregation": "fedavg", "settings": settings}}
+        folder = peft_folder(tmp_path / str(paths == own), state, theirs)
+        sentence = f"has target_modules.{slot}='{paths[slot]}', and this model '{own[slot]}', so it would compute"
+        with pytest.raises(FedpeftError, match=re.escape(sentence)) if paths != own else nullcontext():
+            Predictor(kept, folder)
 
 
 def test_first_values_that_changed_the_frozen_weights_are_the_models_own(sections, tmp_path):

@@ -201,6 +201,7 @@ def arguments(config):
         (META, lambda c: c.update(deploy_map={"app": ["server", "slake"], "b": ["vqa-rad"]}), "meta"),
         (META, lambda c: c.update(resource_spec={"slake": {"docker": {"image": "x"}}}), "meta"),
         (META, lambda c: c.update(resource_spec={"slake": {"num_of_gpus": -1}}), "meta"),
+        (META, lambda c: c.update(resource_spec={"slake": {"mem_per_gpu_in_GiB": 40}}), "meta"),
         (META, lambda c: c.pop("deploy_map"), "meta"),
     ],
 )

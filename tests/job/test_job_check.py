@@ -93,7 +93,7 @@ def test_the_method_is_checked_for_each_way_of_answering(monkeypatch):
         "questions": {"dataset": "slake"},
     }
     sections["data"] |= {"sites": of_sites}
-    monkeypatch.setattr(folder, "_check_data", lambda job, part: None)
+    monkeypatch.setattr(folder, "check_root", lambda job, part: None)
     monkeypatch.setattr(folder, "check_shared", lambda jobs: None)
     check_sites(sections, of_sites)
     assert checked == ["labels", "questions"]

@@ -157,6 +157,14 @@ def test_sites_share_out_a_data_set_by_the_same_settings_or_a_sample_would_be_at
         check_sections(sections)
 
 
+def test_a_pool_is_of_parts_that_are_shared_out_alike():
+    pooled = ["federation.sites=[center]", "data.sites.center.pool=[client-1, client-2]"]
+    sections = overlay(SHARED, parse_overrides(pooled))
+    assert len(SiteJob.from_sections(sections, site="center").pooled) == 2
+    with pytest.raises(FedpeftError, match=ALIKE):
+        SiteJob.from_sections(overlay(sections, parse_overrides(["data.sites.client-2.seed=5"])), site="center")
+
+
 @pytest.mark.parametrize("root", ["/data/ham10000/", "~/ham10000", "/data//./ham10000"])
 def test_one_folder_in_two_spellings_is_one(root, monkeypatch):
     monkeypatch.setenv("HOME", "/data")

@@ -17,10 +17,12 @@ from fedpeft.core.settings import build
 from fedpeft.core.workspace import COMPONENTS, resources, seed
 from fedpeft.flare.policy import default_scope
 from fedpeft.job.composing import (
+    PACKAGED,
     check_sections,
     check_used,
     compose,
     compose_sections,
+    known_jobs,
     outdated,
     overlay,
     part_of,
@@ -547,6 +549,28 @@ def test_nothing_is_written_where_one_of_several_jobs_does_not_use_a_setting(tmp
     assert main([*jobs, "--out", str(tmp_path)]) == 1
     assert "changes nothing in f3ocus_task1, whose method is pfeiffer" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("federation.sites=[server, slake]", "server"),
+        ("data.seed=9223372036854775808", "seed=9223372036854775808 must be a whole number from 0 to 2^63 - 1"),
+    ],
+)
+def test_a_job_that_nobody_would_admit_is_not_written_over_the_one_before(override, sentence, tmp_path, capsys):
+    command = ["jobs", "fedpia_task1", "--out", str(tmp_path)]
+    assert main(command) == 0
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert main([*command, "--set", override]) == 1
+    assert sentence in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_a_configs_folder_without_a_list_of_jobs_knows_those_of_the_package(tmp_path):
+    assert known_jobs(tmp_path) == recipes(PACKAGED)
+    (tmp_path / "jobs.yml").write_text("ours: [tasks/phantom]\n")
+    assert known_jobs(tmp_path) == recipes(PACKAGED) | {"ours": ["tasks/phantom"]}
 
 
 def test_a_backbone_without_a_name_is_the_default_one():

@@ -256,6 +256,18 @@ def test_an_image_that_training_at_another_site_knows_is_said_with_the_remedy(cl
     assert total[1:3] == [str(len(list(names[0].rglob("*.png"))))] * 2
 
 
+@pytest.mark.slow
+def test_what_two_sites_have_in_common_is_named_by_the_sites_of_the_job(clinics, capsys):
+    for file in (clinics / "north").rglob("*.png"):
+        shutil.copy(file, clinics / "south" / file.relative_to(clinics / "north"))
+    assert cli.main(["new", "own", "--data", str(clinics)]) == 0
+    capsys.readouterr()
+    assert cli.main(["data", "own", "--set", "data.sites.south.site=elsewhere"]) == 0
+    printed = capsys.readouterr().out
+    assert "data.sites.south.exclude: [" in printed
+    assert "elsewhere" not in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

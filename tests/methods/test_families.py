@@ -102,6 +102,39 @@ def test_lora_trains_both_towers_of_clip():
         adapters.schema(adapters.config("lora"), "clip", 2, 32)
 
 
+@pytest.mark.parametrize(
+    ("family", "targets", "scaled"),
+    [
+        ("llama", ["k_proj", "v_proj", "down_proj"], "mlp.down_proj"),
+        ("gpt2", ["c_attn", "c_proj"], "mlp.c_proj"),
+        ("vit", ["k_proj", "v_proj", "fc2"], "mlp.fc2"),
+        ("vit", {"mine": "layers.{layer}.mlp.fc2"}, "mlp.fc2"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
+def test_ia3_scales_the_input_of_the_last_layer_of_a_feed_forward_block_and_the_output_of_others(
+    family, targets, scaled, draw
+):
+    model = adapters.attach(build(family), adapters.config("ia3", target_modules=targets)).eval()
+    adapters.load_adapter_state(model, draw({k: tuple(t.shape) for k, t in adapters.adapter_state(model).items()}))
+    layers = {path: module for path, module in model.named_modules() if hasattr(module, "ia3_l")}
+    assert len(layers) == 2 * len(targets) + 2 * (family == "gpt2")  # whose attention has a c_proj as well
+    for path, layer in layers.items():
+        gains, inner = layer.ia3_l["default"].flatten(), layer.base_layer
+        x = torch.randn(3, layer.in_features)
+        expected = inner(x * gains) if path.endswith(scaled) else inner(x) * gains
+        torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("name", ["lora", "ia3", "vera", "houlsby"])
+def test_a_model_outside_the_table_gets_a_second_adapter_in_the_same_places(name):
+    model = hf.MistralModel(hf.MistralConfig(**SIZE, **TEXT, num_key_value_heads=2))
+    assert model.config.model_type not in SLOTS
+    adapters.attach(adapted := adapters.attach(model, adapters.config(name)), adapters.config(name), "second")
+    first, second = (adapters.adapter_state(adapted, one) for one in ("default", "second"))
+    assert {key: tensor.shape for key, tensor in second.items()} == {key: tensor.shape for key, tensor in first.items()}
+
+
 def test_lora_where_query_and_value_are_one_matrix():
     with pytest.raises(FedpeftError, match=r"'gpt2' has no role 'query' \(it has: attention, output\)"):
         adapters.attach(build("gpt2"), adapters.config("lora"))

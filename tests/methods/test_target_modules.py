@@ -70,6 +70,23 @@ def test_any_model_whose_target_modules_are_named(name, draw):
     torch.testing.assert_close(model(x), expected)
 
 
+class Gated(Block):
+    """A block with a gate of one output behind its last linear layer, as that of an expert that all tokens share."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.gate = nn.Linear(width, 1)
+
+
+def test_the_width_of_a_block_is_not_that_of_its_gate():
+    model = nn.Module()
+    model.blocks = nn.ModuleList(Gated(8) for _ in range(2))
+    state = adapters.adapter_state(
+        adapters.attach(model, adapters.config("pfeiffer", target_modules=TARGET, reduction_factor=4))
+    )
+    assert state["layer.1.output.down.weight"].shape == (2, 8)
+
+
 def test_the_width_may_come_from_the_models_configuration():
     config = adapters.config("pfeiffer", target_modules={"output": "steps.{layer}"}, reduction_factor=4)
     model = get_peft_model(Plain({"hidden_size": 8}), config)

@@ -132,7 +132,14 @@ class CallsDropout(torch.nn.Module):
     dropout = 0.1  # as OPT's layers have it
 
 
-@pytest.mark.parametrize("module", [torch.nn.Dropout(0.1), CallsDropout()], ids=["module", "function"])
+class LeavesOut(torch.nn.Module):
+    drop_prob = 0.1  # of a whole layer, as BEiT's have it
+
+
+MODULES = [torch.nn.Dropout(0.1), CallsDropout(), LeavesOut()]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=["module", "function", "layer"])
 def test_features_are_not_shared_by_passes_that_drop_other_values(learner, monkeypatch, module):
     made, _ = learner("method.name=feddat_houlsby", "method.aggregation=fedavg", "training.reuse_passes=true")
     assert not drops(made.backbone)

@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from fedpeft.site.loop import rate_factor
+from fedpeft import backbones, methods
+from fedpeft.site.loop import build_optimizer, rate_factor
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,11 @@ def test_only_warm_up_never_exceeds_the_peak():
 def test_without_decay_it_stays_at_the_peak():
     rates = [rate_factor(step, total_steps=10, warmup=0.2, decays=False) for step in range(12)]
     assert rates == [0.5, *[1.0] * 11]
+
+
+@pytest.mark.parametrize(("name", "decays"), [("ia3", False), ("lora", True)])
+def test_gains_around_one_do_not_decay_and_matrices_do(name, decays):
+    trained = methods.get(name).tuning().prepare(backbones.skeleton("tiny-vilt"), {}, seed=0).parameters()
+    rates = {"learning_rate": 0.1, "head_learning_rate": 0.1, "weight_decay": 0.01}
+    optimizer = build_optimizer(trained.items(), [], kind="adamw", **rates)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01 * decays]

@@ -150,6 +150,14 @@ def gpt2(folder: Path) -> Path:
     )
 
 
+def git(folder: Path) -> Path:
+    """GIT: CLIP's image tower, and a causal language model that reads its patches before a text."""
+    config = hf.GitConfig(vision_config={**SIZE, **IMAGE}, **SIZE, **IDS, max_position_embeddings=64)
+    tokenizer(classifying=True).save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size=SQUARE).save_pretrained(folder)
+    return saved(hf.GitModel(config), folder)
+
+
 def granite(folder: Path, scale: float = 8) -> Path:
     """Granite, which divides its logits by a scale."""
     tokenizer().save_pretrained(folder)

@@ -331,7 +331,8 @@ class RobustSettings:
             as many steps. Nobody is refused for less than the job's learning rates explain, so that sites that hardly
             move do not lower the limit. Over the rounds the root of this number counts: 3.2 times the median, up to ten
             times for a site that takes more steps, or the sum of learning rates. With optimizer `sgd` or a kept
-            adapter, fewer than five replies refuse only who moved by more than twice the adapter's size as well.
+            adapter, fewer than five replies refuse only who moved by more than twice the adapter's size as well. So
+            does any number of a site whose adapter has another rank or width than the global one.
 
     Source: Yin et al. 2018 (median, trimmed mean), Blanchard et al. 2017 (Krum), Pillutla et al. 2022 (geometric
     median).

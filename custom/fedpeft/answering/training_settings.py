@@ -109,13 +109,15 @@ class TrainingSettings:
             Triton). This takes time when a site's process first trains. The results differ by rounding.
         thresholds: probability from which on a label counts as predicted: `half`; `validation`, for each label the
             one with the highest F1 on the site's validation split; or `share`, if few images can be set aside: p / (1 +
-            p) for a label that a share p of the training images has. A site without a validation split takes `share`
-            for `validation`. Sites whose data have no labels have no thresholds.
+            p) for a label that a share p of the training images has, moved as `class_weights` move probabilities, and a
+            half with balanced `sampling`. A site without a validation split takes `share` for `validation`. Sites whose
+            data have no labels have no thresholds.
         validate: measure every round on the validation split as well, so that the report can name the best round.
-        measure: `start`: the mean loss on the same `method.probe_samples` random training samples at the start and at
-            the end of every round, without dropout, for a picture in the report. `steps`: the loss of the batches
-            during every round, which stays at the site; the pictures are on its page and in comparisons. With Ditto
-            both are of the exchanged model. Training stays the same to the bit. `none`.
+        measure: `start`: the mean loss on the same `method.probe_samples` random training samples (at a site with a
+            site policy rounded down to a power of two) at the start and at the end of every round, without dropout, for
+            a picture in the report. `steps`: the loss of the batches during every round, which stays at the site; the
+            pictures are on its page and in comparisons. With Ditto both are of the exchanged model. Training stays the
+            same to the bit. `none`.
         keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
             validation split.
         patience: end the job after this many rounds in a row that improved neither the median of the sites' figures on

@@ -45,6 +45,7 @@ LLAVA_PROMPT = "USER: {image}\n{question}\nAnswer the question using a single wo
 
 # models that write text from left to right, whose layers do not say so
 CAUSAL = frozenset({"git", "bloom", "xglm", "codegen", "mpt", "openai-gpt"})
+ROUNDING = 1e-5  # a sample's features differ by it from those beside texts of other lengths, relative to their norm
 SHUFFLED = "vit_mae"  # its model hides random patches of every image, also when it does not train
 
 
@@ -227,7 +228,8 @@ def check_features(backbone: TransformersModel) -> None:
     if features.dim() != 2 or len(features) != 2:
         raise ValueError(f"its features of two samples are of shape {tuple(features.shape)}")
     asked = batch.get("input_ids")
-    if asked is not None and not torch.equal(*asked) and torch.equal(*features):
+    first, second = features.float()
+    if asked is not None and not torch.equal(*asked) and (first - second).norm() <= ROUNDING * first.norm():
         raise ValueError("its features are the same whatever the question is")
     backbone.hidden_size = features.shape[1]
 

@@ -21,9 +21,9 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
 from fedpeft.core.settings import at_least
 
-# SIGTERM, SIGINT and SIGHUP are sent to end the process
 GPUS = "CUDA_VISIBLE_DEVICES"
 _starting = threading.Lock()  # of the processes of several jobs
+# SIGTERM, SIGINT and SIGHUP are sent to end the process
 ACCIDENTS = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT))
 
 
@@ -85,11 +85,15 @@ class RestartingLauncher(ClientProcessJobLauncher):
 def _environment(gpus: str | None) -> Iterator[None]:
     """Show these GPUs to a process that starts in this block; None: all."""
     before = os.environ.get(GPUS)
+    if before == gpus:
+        yield
+        return
     _set_gpus(gpus)
     try:
         yield
     finally:
-        _set_gpus(before)
+        if os.environ.get(GPUS) == gpus:  # else FLARE has set those of another job meanwhile
+            _set_gpus(before)
 
 
 def _set_gpus(gpus: str | None) -> None:

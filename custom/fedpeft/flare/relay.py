@@ -99,6 +99,13 @@ def _request(
     ended: Callable[[], bool] = lambda: False,
 ) -> Any:
     deadline, code = time.monotonic() + seconds, _reachability(cell, relay)
+    gone = False
+
+    def is_coming() -> bool:
+        nonlocal gone
+        gone = gone or ended()
+        return time.monotonic() < deadline and not gone and _reachability(cell, relay) == ReturnCode.OK
+
     reached = code == ReturnCode.OK
     if reached:
         answer = cell.send_request(
@@ -108,11 +115,11 @@ def _request(
             request=new_cell_message({}, packed(message)),
             timeout=min(POLL, seconds),
             abort_signal=abort_signal,
-            progress_wait_cb=lambda: (
-                time.monotonic() < deadline and not ended() and _reachability(cell, relay) == ReturnCode.OK
-            ),
+            progress_wait_cb=is_coming,
         )
         code = answer.get_header(MessageHeaderKey.RETURN_CODE)
+    if gone:
+        raise FedpeftError(f"the round ended before relay {relay} had answered: raise federation.round_timeout.")
     if code != ReturnCode.OK:
         kind = SilentError if reached and time.monotonic() >= deadline else FedpeftError
         raise kind(

@@ -103,7 +103,7 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, kept
     if not received:
         raise FedpeftError(f"{adapter} holds nothing, the sites of its run exchange nothing: leave --adapter out.")
     way = PERSONALIZATIONS[kept.record.sections["training"].get("personalization", NONE)]
-    if kept.exported and way.models and not (state.exchanged or only_head(received)):
+    if kept.exported and way.models and state.head and not (state.exchanged or only_head(received)):
         raise FedpeftError(f"{kept.folder} lacks {EXCHANGED}, the head for another adapter: export the model again.")
     if broken := [key for key, tensor in received.items() if not tensor.isfinite().all()]:
         raise FedpeftError(f"{adapter} holds NaN or infinite values in {broken[0]}: take the adapter of another round.")

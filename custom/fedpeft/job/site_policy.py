@@ -175,7 +175,9 @@ class SitePolicy:
             Memory grows with the square of the rows.
         scores: whether layer scores leave; off: scheduled jobs are refused.
         metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits. Those of
-            open and closed questions leave only where there are `min_test_samples` of each. Off, the safe choice, and
+            open and closed questions leave only where there are `min_test_samples` of each, and means over answers or
+            classes only over as many. Losses of `training.measure` are of a power of two of samples that the site
+            draws, so that those of two jobs do not differ by one sample. Off, the safe choice, and
             with `sum_with`: they become "not measured".
         head: whether a classifier's head may leave, which a job with `method.head: federated` needs; its biases show
             how often each answer occurs.

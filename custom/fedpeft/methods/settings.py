@@ -273,6 +273,12 @@ class MethodSettings:
                 f"schedule.joins ({', '.join(joins)}) brings other values: leave one of the two out.",
                 setting="method.server_optimizer",
             )
+        if not active and (own := self.registered.schedule.get("solver")):
+            raise FedpeftError(
+                f"method.name={self.name!r} has its layers chosen by schedule.solver={own!r}, and none is scheduled: "
+                f"give the learner that schedule, or use Learner.from_sections.",
+                setting="schedule.solver",
+            )
         if active and not self.registered.layers:
             raise FedpeftError(
                 f"schedule.solver lets sites train some layers, and method.name={self.name!r} trains nothing layer by "

@@ -79,10 +79,10 @@ def run_pool(
         host = PoolHost(site_sections, workers, workspace=workspace, state=state, run=run, shown=len(sites))
         try:
             JobRun(name, server, place, host).run()
-        except Exception as error:
-            if not isinstance(error, FedpeftError):
-                _log.exception("the server failed", extra={"shown": False})
+        except FedpeftError:
             raise
+        except Exception:  # the manifest has the reason
+            _log.exception("the server failed", extra={"shown": False})
 
 
 @contextmanager
@@ -108,9 +108,13 @@ def _log_to(file: Path) -> Iterator[None]:
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     shown.addFilter(lambda record: getattr(record, "shown", True))
+    others = logging.StreamHandler()  # warnings of other modules, which Python shows where there is no handler
+    others.setLevel(logging.WARNING)
+    others.addFilter(lambda record: record.name != _log.name)
     package = logging.getLogger("fedpeft")
     level, propagate = _log.level, package.propagate
     package.addHandler(handler)
+    package.addHandler(others)
     _log.addHandler(shown)
     _log.setLevel(logging.INFO)
     package.propagate = False
@@ -120,6 +124,7 @@ def _log_to(file: Path) -> Iterator[None]:
         _log.setLevel(level)
         package.propagate = propagate
         package.removeHandler(handler)
+        package.removeHandler(others)
         _log.removeHandler(shown)
         handler.close()
         shown.close()

@@ -181,13 +181,12 @@ def _run_pool(
     from fedpeft.run.pool import run_pool
 
     name, server, of_sites = job
-    for participant in {"server", *sites}.difference(STAYS):  # leftovers of a run that ended before its first round
+    for participant in {"server", *sites}:  # leftovers of a run that ended before its first round
         shutil.rmtree(workspace / participant, ignore_errors=True)
     beside = workspace / SIMULATED.parent / "app_server" / CONFIGURATIONS["client"]
     beside.parent.mkdir(parents=True, exist_ok=True)
     beside.write_bytes((folder / "app" / CONFIGURATIONS["client"]).read_bytes())
-    # whatever fails is in the manifest, and its traceback in the server's log
-    with contextlib.suppress(Exception), _ended_by_signal():
+    with contextlib.suppress(FedpeftError), _ended_by_signal():
         run_pool(
             name,
             server,

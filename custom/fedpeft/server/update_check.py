@@ -132,7 +132,7 @@ class UpdateCheck:
         refused = {}
         for site, length in lengths.items():
             sent = states.get(site, start)
-            whole = _is_reshaped(sent, start) or (few and not self._bounded and not self._stacked)
+            whole = not self._stacked and (_is_reshaped(sent, start) or (few and not self._bounded))
             size = _size_of(start, sent) if whole else 0.0
             explained, pace = self._movement_limits(learning[site], typical, median, few=few, size=size)
             if unknown or self._schedule.joins_in(round, site):  # it starts from other values than it was sent

@@ -140,7 +140,7 @@ class Learner:
             training,
             device=self.device,
             smallest=policy.min_batch_size if policy else 1,
-            private_seed=policy.seed if policy else None,
+            site_seed=policy.seed if policy else None,
         )
         self.min_images = policy.min_class_images if policy else 1
         self.constant = baseline(site_data, min_images=self.min_images, answers=self.vocabulary.answers)
@@ -325,7 +325,8 @@ class Learner:
         if not self.schedule.active:
             return len(layers_of(self.trainable.parameters()))
         budget = self.schedule.budget_of(self.site, seed=self.training.seed)
-        return check_trains(self._measured_budget() if budget is None else budget, self.parameters(), site=self.site)
+        known = self._measured_budget() if budget is None else budget
+        return check_trains(known, self.parameters(), site=self.site, measured=budget is None)
 
     def _measured_budget(self) -> int:
         training, parameters = self.training, self.trainable.parameters()

@@ -25,7 +25,7 @@ class Measure:
 
     Attributes:
         min_images: images of the split that a class or label must have to be part of a mean.
-        min_samples: samples that a mean over answers must be of; with fewer there is no figure.
+        min_samples: samples that a mean over answers or labels must be of; with fewer there is no figure.
         unseen: classes of the split with as many images that training does not have.
         thresholds: of the labels, where they were chosen; None: one half, or there are no labels.
     """
@@ -186,7 +186,10 @@ class MacroF1(Measure):
 
     def figures(self) -> Measured:
         """See `Measure`."""
-        return _overall(_mean_of([score for score in self.f1_by_label() if score is not None]))
+        scores = self.f1_by_label()
+        counted = torch.tensor([score is not None for score in scores])
+        known = (torch.cat(self._target)[:, counted] != UNKNOWN).any(dim=1).sum()
+        return _overall(None if known < self.min_samples else _mean_of([s for s in scores if s is not None]))
 
 
 def thresholds_by_share(

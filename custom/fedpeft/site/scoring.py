@@ -126,15 +126,21 @@ def measure_budget(
     )
 
 
-def check_trains(budget: int, parameters: Iterable[str], *, site: str) -> int:
+def check_trains(budget: int, parameters: Iterable[str], *, site: str, measured: bool) -> int:
     """Return a budget of layers; refuse 0 where nothing trains beside layers, such as a head."""
-    if not budget and not any(belongs(key, []) for key in parameters):
+    if budget or any(belongs(key, []) for key in parameters):
+        return budget
+    if measured:
         raise FedpeftError(
-            f"site {site} has a budget of 0 layers and no head to train: give it 1 or more in schedule.site_budgets, "
-            f"or leave it out.",
-            setting="schedule.site_budgets",
+            f"no layer fits into the memory of site {site}, which has no head to train: lower training.batch_size, or "
+            f"set training.micro_batch.",
+            setting="training.batch_size",
         )
-    return budget
+    raise FedpeftError(
+        f"site {site} has a budget of 0 layers and no head to train: give it 1 or more in schedule.site_budgets, or "
+        f"leave it out.",
+        setting="schedule.site_budgets",
+    )
 
 
 def _scores(

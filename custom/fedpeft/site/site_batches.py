@@ -60,7 +60,7 @@ class SiteBatches:
         training: the local recipe.
         device: of the batches of samples.
         smallest: examples in a training batch, at least, if the site sets such a limit.
-        private_seed: of the samples whose losses leave, at a site with a policy; None: it follows the job's seed.
+        site_seed: of the site policy, for the samples whose losses leave; None: that of the job, in the simulator.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class SiteBatches:
         *,
         device: torch.device,
         smallest: int = 1,
-        private_seed: int | None = None,
+        site_seed: int | None = None,
     ) -> None:
-        self.smallest, self._private_seed = smallest, private_seed
+        self.smallest, self._site_seed = smallest, site_seed
         self._site, self._data, self._collate, self._training = site, data, collate, training
         self._device = device
         self._images = KeptImages(training.kept_images_mib)
@@ -138,8 +138,8 @@ class SiteBatches:
     def lasting_sample(self, count: int) -> list[Batch]:
         """Return random training samples on the device, the same in every round; see `probe_size`."""
         seed = self._training.seed
-        if self._private_seed is not None:
-            seed, count = self._private_seed, probe_size(count, len(self._data.train))
+        if self._site_seed is not None:
+            seed, count = self._site_seed, probe_size(count, len(self._data.train))
         return self.sample(count, derive(seed, "measure", self._site))
 
     def validation(self) -> list[Batch]:
