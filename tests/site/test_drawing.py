@@ -123,32 +123,32 @@ def test_the_largest_step_holds_what_a_step_of_the_training_may_hold(count, smal
     assert max(times.values()) == -(-held // count)
 
 
-def probes(count, *, private_seed):
+def probes(count, *, site_seed):
     """The images in the lasting sample of a job that asks for `count` of 40, by the seed of its training."""
     train = tuple(example(number) for number in range(40))
     data = SiteData(site="site", train=train, validation=(), test=train, source="")
     collate, cpu, found = lambda _, examples: Rows(examples), torch.device("cpu"), {}
     for seed in (0, 1):
         training = TrainingSettings(rounds=1, seed=seed)
-        batches = SiteBatches("site", data, collate, training, device=cpu, private_seed=private_seed)
+        batches = SiteBatches("site", data, collate, training, device=cpu, site_seed=site_seed)
         found[seed] = {one.image_id for batch in batches.lasting_sample(count) for one in batch}
     return found
 
 
 def test_no_two_jobs_have_losses_of_samples_that_differ_by_few_at_a_site_with_a_policy():
-    asked = [probes(count, private_seed=7) for count in range(1, 43)]
+    asked = [probes(count, site_seed=7) for count in range(1, 43)]
     assert all(one[0] == one[1] for one in asked), "whatever the job's seed"
     assert asked[10 - 1] == asked[11 - 1] == asked[8 - 1]
     assert asked[39 - 1] == asked[40 - 1] == asked[42 - 1] == asked[32 - 1]
     for fewer, more in pairwise(one[0] for one in asked):
         assert fewer <= more
         assert len(more) in (len(fewer), 2 * len(fewer))
-    assert asked[8 - 1] != probes(8, private_seed=8), "and another site's are others"
+    assert asked[8 - 1] != probes(8, site_seed=8), "and another site's are others"
 
 
 @pytest.mark.parametrize("count", [1, 10, 11, 40])
 def test_without_a_policy_a_lasting_sample_has_as_many_as_are_asked_for_by_the_jobs_seed(count):
-    found = probes(count, private_seed=None)
+    found = probes(count, site_seed=None)
     assert [len(one) for one in found.values()] == [count, count]
     assert (found[0] == found[1]) == (count == 40)
 

@@ -20,6 +20,7 @@ from fedpeft.site.metrics import MEASURES_OF_ANSWERS, MacroF1, best_threshold, c
 
 CPU = torch.device("cpu")
 NEXT = 9  # an answer that is never right
+LABELLED = [[1, -1], [0, -1], [-1, 1], [-1, -1], [1, -1]]  # of five images
 SPLITS = {"train": "abc", "validation": "aaab", "test": "aabbc"}
 
 
@@ -120,6 +121,16 @@ def test_a_mean_over_answers_of_few_counted_samples_is_no_figure(metric, least, 
     columns = {"target": [-1, 0, 0, 1, 2, 2], "chosen": [0, 0, 0, 1, 2, 2], **least}
     free, enough, few = (figures(metric, min_samples=n, **columns)["overall"] for n in (0, counted, counted + 1))
     assert free == enough
+    assert few is None
+
+
+@pytest.mark.parametrize(("min_images", "counted"), [(1, 4), (2, 3), (3, 0)])
+def test_a_mean_over_labels_of_few_images_for_which_one_is_known_is_no_figure(min_images, counted):
+    """Neither does an image count of which only labels of fewer images are known."""
+    columns = {"target": LABELLED, "probabilities": torch.full((5, 2), 0.9), "min_images": min_images}
+    free, enough, few = (figures(MACRO_F1, min_samples=n, **columns)["overall"] for n in (0, counted, counted + 1))
+    assert free == enough
+    assert (free is None) == (counted == 0)
     assert few is None
 
 
