@@ -63,6 +63,7 @@ NO_SIDE = re.compile(r"(^|\.)min_|text_size|patch_size\.width")
 TOKEN = re.compile(r"_ids?($|\.)")
 OTHERS = re.compile(r".*(processor|extractor)")  # of images: checked above; of videos and sound: not read
 
+MAX_PADDED = 512  # tokens that every text of a model without a mask is padded to, at most
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 MAX_GROWTH = 2**10
 MAX_SPECIAL = 64  # tokens that a tokenizer adds to each text
@@ -163,7 +164,8 @@ class ModelInputs:
             cut = self.tokenizer(texts, truncation=True, max_length=self.text_length)
             # without a mask a sample must not depend on its batch: such a model has learned texts of its whole length
             whole = "attention_mask" not in self.tokenizer.model_input_names
-            length = {"padding": "max_length", "max_length": self.max_text or self.text_length} if whole else {}
+            longest = self.max_text if self.max_text and self.max_text <= MAX_PADDED else self.text_length
+            length = {"padding": "max_length", "max_length": longest} if whole else {}
             batch |= self.tokenizer.pad(cut, return_tensors="pt", verbose=False, **length, **side)
         if self.images:
             batch |= self.images(shown, return_tensors="pt")

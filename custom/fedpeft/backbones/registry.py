@@ -153,7 +153,8 @@ class BackboneSettings:
             constant seed; `closed_form`, which turns a class of the image encoder into the words of its name; or
             `trained`, which begins as the orthogonal one and is trained, sent and averaged beside what the method
             trains. A site must allow that in its site policy (`connector`).
-        text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say how often.
+        text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say how often. A
+            model without an attention mask, such as SigLIP, reads every text padded to its own length.
         prompt: the text of a model that reads the image as tokens within it, with `<image>` and `<question>`; from
             Python also with braces, which FLARE would read as variables in a job. None: for llava and blip2 that of
             their papers, for others the image and then the question.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os.path import normpath
 from pathlib import Path
@@ -27,13 +27,14 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import read_json
 from fedpeft.core.settings import build, suggestion
 from fedpeft.data import is_procedural
-from fedpeft.job.composing import PACKAGED, TASK, compose, compose_sections, known_jobs, part_of, parts_of
+from fedpeft.job.composing import PACKAGED, TASK, compose, compose_sections, known_jobs, overlay, part_of, parts_of
 from fedpeft.job.federation import site_backbone, site_data
 from fedpeft.job.settings import CommonSettings
 from fedpeft.methods import names as method_names
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import flat_settings, read
 from fedpeft.report.status import run_folder
+from fedpeft.scheduling.settings import OF_SITES
 from fedpeft.server.run_recorder import origin, settings_of
 
 AVERAGED = "fedavg"
@@ -69,7 +70,7 @@ def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[
     """Compose the task's job with another method instead of its method and schedule.
 
     `overrides` are settings of all methods of the comparison; the variant's own win. Of a task that comes after the
-    method the row gets neither the schedule nor what the row's own files set of the method.
+    method the row gets neither the schedule of layers nor what the row's own files set of the method.
     """
     if variant.of_job:
         return compose(configs, task, [*overrides, *variant.settings])
@@ -89,15 +90,30 @@ def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[
     before, after = ([part_of(configs, p) for n, p in kept if (n < first) is wanted] for wanted in (True, False))
     of_row = [part_of(configs, part) for part in own]
     of_tasks = [part.startswith(TASK) for number, part in kept if number >= first]
-    chosen = {"name" for _ in named} | {name for part in of_row for name in part.get("method", {})}
-    after = [_beside(part, chosen) if of_task else part for part, of_task in zip(after, of_tasks, strict=True)]
+    chosen: dict[str, Any] = {"method": {"name": None} if named else {}}
+    for part in of_row:
+        chosen = overlay(chosen, {"method": part.get("method") or {}})
+    after = [
+        _beside(part, chosen["method"]) if of_task else part for part, of_task in zip(after, of_tasks, strict=True)
+    ]
     return compose_sections([*before, *of_row, *after], [*named, *overrides, *variant.settings])
 
 
-def _beside(task: Mapping[str, Any], chosen: Collection[str]) -> dict[str, Any]:
-    """Return the sections of a task without its schedule and the settings of its method that a row has chosen."""
-    method = {name: value for name, value in task.get("method", {}).items() if name not in chosen}
-    return {name: value for name, value in task.items() if name not in ("method", "schedule")} | {"method": method}
+def _beside(task: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a task without its schedule of layers and what a row has chosen of its method."""
+    schedule = {name: value for name, value in (task.get("schedule") or {}).items() if name in OF_SITES}
+    return {**task, "method": _without(task.get("method") or {}, chosen), "schedule": schedule}
+
+
+def _without(values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those values that are not chosen, of a mapping those within it."""
+    left = {}
+    for name, value in values.items():
+        if name not in chosen:
+            left[name] = value
+        elif isinstance(value, Mapping) and isinstance(chosen[name], Mapping):
+            left[name] = _without(value, chosen[name])
+    return left
 
 
 def variant_of(configs: Path, task: str) -> Variant:

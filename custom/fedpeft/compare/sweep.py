@@ -102,12 +102,13 @@ def sweep_of(axis: Axis, plan: Sequence[Run], outcomes: Sequence[Outcome], *, la
 
 def table(sweep: Sweep) -> Table:
     """Return a row for each method and metric, and a column for each value."""
-    metrics, several = metrics_of(sweep.outcomes), len({run.seed for run in sweep.outcomes}) > 1
+    metrics = metrics_of(sweep.outcomes)
     names = [f"{sweep.axis.setting}={shown(value)}" for value in sweep.axis.values]
     keys = [(method, metric) for metric in metrics for method in sweep.runs]
     of_keys = [sweep.figures(method, metric) for method, metric in keys]
     with_metric = len(metrics) > 1
     most = max((len(figures) for of_values in of_keys for figures in of_values), default=0)
+    several = most > 1
     away = {key: sweep.missing_sites(*key) for key in keys}
     rows = tuple(
         (

@@ -49,6 +49,7 @@ def one_line(text: str, *, max_length: int = MAX) -> str:
 def markdown_text(text: str) -> str:
     """Return a text as Markdown shows it letter by letter: no link, image, emphasis, HTML or formula, no new cell."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = text.replace("://", "&#58;//").replace("www.", "www&#46;")  # of which some readers make links
     text = re.sub(r"([\\`*\[\]|~$])", r"\\\1", text)
     # an underscore inside a word is not emphasis, and site_1 reads better than site\_1
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)

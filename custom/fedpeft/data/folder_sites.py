@@ -57,6 +57,8 @@ def sites_in(
     common = dict(chosen or {})
     of_sites = common.pop("sites", {})
     found = _recognize(folder, common)
+    if not isinstance(of_sites, Mapping) or not all(isinstance(own, Mapping) for own in of_sites.values()):
+        raise DataError("data.sites must have settings by site, as in data.sites.NAME.exclude=[a.png]: correct it.")
     for site, own in of_sites.items():
         if site not in found.of_sites:
             raise DataError(
@@ -241,7 +243,7 @@ def _load_sites(found: FolderSites) -> FolderSites:
     return replace(found, data=tuple(data), notes=tuple(notes))
 
 
-def _add_settings(found: FolderSites, site: str, **settings: Any) -> FolderSites:
+def _add_settings(found: FolderSites, site: str, /, **settings: Any) -> FolderSites:
     """Add settings to one site; where it is the only one, to those of all sites."""
     if len(found.of_sites) == 1:
         return replace(found, common={**found.common, **settings})

@@ -16,9 +16,11 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import suggestion
 from fedpeft.core.workspace import MANIFEST, SITE, Kit, listed_classes, read_kit
+from fedpeft.data.registry import DATASETS
+from fedpeft.data.settings import DataSettings
 from fedpeft.job.admission import AdmittedJob, admit_folder
 from fedpeft.job.composing import check_sections
-from fedpeft.job.federation import site_backbone
+from fedpeft.job.federation import site_backbone, site_data
 from fedpeft.job.folder import job_folder
 from fedpeft.job.settings import CommonSettings, SiteJob
 from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
@@ -57,9 +59,9 @@ def check_job(context: Context) -> Iterator[Finding]:
     if context.job is None:
         return
     job = context.job
-    if context.kit is None:
+    if context.kit is None or _all_known(job):
         check_sections(job.sections)
-    for site in context.sites:  # another's plugin may be installed there alone
+    for site in context.sites:
         context.at(site)
     common = CommonSettings.from_sections(job.sections)
     yield passed(f"{job.folder}: the settings are valid; {len(job.sites)} sites, {common.training.rounds} rounds.")
@@ -68,6 +70,14 @@ def check_job(context: Context) -> Iterator[Finding]:
     yield from _earlier(context, common.training)
     if context.kit and context.kit.role == SITE and context.kit.name not in job.sites:
         yield failed(f"site {context.kit.name} is not in federation.sites: {suggestion(context.kit.name, job.sites)}.")
+
+
+def _all_known(job: AdmittedJob) -> bool:
+    """Return whether the data sets and backbones of all sites are known here: another site may have plugins alone."""
+    data = job.site_sections["data"]
+    sets = {site_data(data, name).get("dataset", DataSettings.dataset) for name in (*job.sites, *data.get("sites", {}))}
+    backbones = {site_backbone(job.site_sections["backbone"], site)["name"] for site in job.sites}
+    return sets <= {*DATASETS.names()} and backbones <= {*BACKBONES.names()}
 
 
 def _average(job: AdmittedJob, method: MethodSettings) -> Iterator[Finding]:

@@ -204,8 +204,8 @@ def _check_same_function(model: SiteModel, adapter: Path, method: MethodSettings
                 f"the same method has trained."
             )
         with reading_scales(file):
-            found = difference(config, mine, family=family) or _other_places(config, mine, family)
-        if found:
+            found = difference(config, mine, family=family)
+        if found := found or _other_places(config, mine, family):
             setting, theirs, ours = found
             raise FedpeftError(
                 f"the adapter in {adapter} has {setting}={theirs!r:.80}, and this model {ours!r:.80}, so it would "
@@ -218,7 +218,7 @@ def _other_places(one: PeftConfig, other: PeftConfig, family: str) -> tuple[str,
     tuning = tuning_of(other)
     try:
         theirs, ours = tuning.templates(one, family), tuning.templates(other, family)
-    except FedpeftError:
+    except (FedpeftError, TypeError):  # of a configuration without roles, or of another's making
         return None
     slot = next((slot for slot, path in theirs.items() if ours.get(slot, path) != path), None)
     return None if slot is None else (f"target_modules.{slot}", theirs[slot], ours[slot])

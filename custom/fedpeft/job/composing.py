@@ -83,8 +83,12 @@ def recipes(configs: Path) -> dict[str, list[str]]:
 
 def known_jobs(configs: Path) -> dict[str, list[str]]:
     """Return the recipes of a folder, and those that come with the package."""
-    own = recipes(configs) if (configs / RECIPES).exists() or not configs.is_dir() else {}
-    return recipes(PACKAGED) | own
+    return recipes(PACKAGED) | own_recipes(configs)
+
+
+def own_recipes(configs: Path) -> dict[str, list[str]]:
+    """Return the recipes of a folder, which may have parts alone."""
+    return recipes(configs) if (configs / RECIPES).exists() or not configs.is_dir() else {}
 
 
 def name_of(job: Path | str) -> str:

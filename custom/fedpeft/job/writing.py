@@ -42,6 +42,7 @@ from fedpeft.job.composing import (
     name_in,
     name_of,
     overlay,
+    own_recipes,
     parse_overrides,
     part_of,
     parts_of,
@@ -263,7 +264,7 @@ def _own_task(job: FoundJob) -> Path | None:
     """Return the file of the task that only this job is composed of; None: there is none."""
     if job.configs is None or job.configs == PACKAGED:
         return None
-    own = recipes(job.configs)
+    own = own_recipes(job.configs)
     others = {part for name, parts in own.items() if name != job.name for part in parts}
     tasks = [part for part in own.get(job.name, ()) if part.startswith(TASK) and part not in others]
     files = [file for part in tasks if (file := job.configs / f"{part}.yml").is_file()]

@@ -27,6 +27,7 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import place_of
 from fedpeft.core.settings import hints_of
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
+from fedpeft.methods.setting_limits import RANK
 from fedpeft.methods.slot_tuning import (
     AdapterTrainable,
     Parameters,
@@ -37,7 +38,7 @@ from fedpeft.methods.slot_tuning import (
     check_types,
 )
 
-RANK, SCALE = 4, 2  # if a job sets neither r nor lora_alpha
+SCALE = 2  # if a job sets no lora_alpha
 
 
 def lora_scale(settings: Mapping[str, Any]) -> float | None:

@@ -9,6 +9,7 @@ compute matrices of that size), not by a setting of the file.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,6 +22,7 @@ MIN_REDUCTION = 0.01  # a hundred times as many neurons as the hidden width
 MAX_FREQUENCIES = 2**20  # of a matrix
 MIN_FOURIER_SCALE, MAX_FOURIER_SCALE = 1e-3, 1000  # PEFT recommends 100 to 300
 MAX_ENTRIES, MAX_LENGTH = 128, 256  # of a list or mapping; characters of a name in it
+RANK = 4  # of LoRA, if a job sets none
 Check = Callable[[Any], bool]
 Limits = Mapping[str, Check]
 
@@ -30,9 +32,11 @@ def refused_settings(settings: Mapping[str, Any], limits: Limits) -> Iterator[st
     for name, value in settings.items():
         if name not in limits or not (value is None or limits[name](value)):
             yield f"has {name:.60}={value!r:.80}"
-    alpha, rank = settings.get("lora_alpha"), settings.get("r", 1)  # PEFT's product has the scale alpha / r
-    if type(alpha) in (int, float) and type(rank) is int and alpha > MAX_SCALE * max(rank, 1):
-        yield f"has lora_alpha={alpha!r:.80}, more than {MAX_SCALE} times r,"
+    alpha, rank = settings.get("lora_alpha"), settings.get("r", RANK)
+    if type(alpha) in (int, float) and type(rank) is int and rank > 0:
+        root = "the root of " if settings.get("use_rslora") else ""
+        if alpha > MAX_SCALE * (math.sqrt(rank) if root else rank):  # the product is scaled by their ratio
+            yield f"has lora_alpha={alpha!r:.80}, more than {MAX_SCALE} times {root}r={rank},"
 
 
 def whole(maximum: int, *, minimum: int = 1) -> Check:
