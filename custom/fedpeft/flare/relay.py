@@ -118,9 +118,9 @@ def _request(
             progress_wait_cb=is_coming,
         )
         code = answer.get_header(MessageHeaderKey.RETURN_CODE)
-    if gone:
-        raise FedpeftError(f"the round ended before relay {relay} had answered: raise federation.round_timeout.")
     if code != ReturnCode.OK:
+        if gone:
+            raise FedpeftError(f"the round ended before relay {relay} had answered: raise federation.round_timeout.")
         kind = SilentError if reached and time.monotonic() >= deadline else FedpeftError
         raise kind(
             f"relay {relay} does not answer ({code}): start it with fedpeft installed, or leave "
