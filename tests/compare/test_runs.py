@@ -744,10 +744,28 @@ def test_options_of_an_experiment_are_refused_beside_finished_runs(option, tmp_p
     assert f"{option.partition('=')[0]} changes nothing where finished runs are compared" in capsys.readouterr().err
 
 
-def test_a_damaged_file_is_refused_with_the_line(tmp_path):
-    (tmp_path / RUNS).write_text("{}\n{")
-    with pytest.raises(FedpeftError, match=r"runs\.jsonl, line 1 is not a run"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{}\n{", r"line 1 is not a run"),
+        (b"\xed\n{}", r"line 1 is not JSON"),
+        ("{}".encode("utf-16"), r"line 1 is not JSON"),
+    ],
+    ids=["no run", "another encoding", "UTF-16"],
+)
+def test_a_damaged_file_is_refused_with_the_line(content, reason, tmp_path):
+    (tmp_path / RUNS).write_bytes(content)
+    with pytest.raises(FedpeftError, match=rf"runs\.jsonl, {reason}"):
         earlier(tmp_path, small("fedavg"))
+
+
+def test_the_order_of_patterns_makes_another_run():
+    """PEFT takes the first pattern that matches."""
+    first, other = (
+        replace(small("fedavg")[0], sections={"method": {"settings": {"lora": {"alpha_pattern": patterns}}}})
+        for patterns in ({"query": 4, "layer.1.query": 8}, {"layer.1.query": 8, "query": 4})
+    )
+    assert first.settings != other.settings
 
 
 @pytest.mark.slow
@@ -811,6 +829,7 @@ def test_a_comparison_keeps_no_picture_of_an_earlier_one(tmp_path):
         (["fedpia_task1", "--methods", "local", "--baseline", "z"], "is none of local"),
         (["fedpia_task1", "more", "--methods", "local"], "name one job"),
         (["fedpia_task1", "--methods", "local", "--seeds", "0"], "--seeds is 0"),
+        (["fedpia_task1", "--methods", "local", "--processes", "3000000000"], "it must be from 1 to 1,000"),
     ],
 )
 def test_wrong_input_gives_one_sentence(arguments, message, capsys):

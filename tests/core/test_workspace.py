@@ -94,6 +94,7 @@ def a_link_inside(folder):
         ("ws", a_link_inside, "it holds slake2"),
         ("with a blank", lambda folder: None, "has a blank"),
         ("ws#1", lambda folder: None, "has a blank, a quote or the like"),
+        ("it's", lambda folder: None, "has a blank, a quote or the like"),
         (".", lambda folder: None, "the current folder"),
         ("..", lambda folder: None, "the current folder"),
         (str(JOB), lambda folder: None, "is inside the other"),

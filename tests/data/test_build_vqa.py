@@ -188,3 +188,8 @@ def test_a_missing_value_is_no_answer(tmp_path, known):
     (tmp_path / "set" / "yes").mkdir(parents=True)
     with pytest.raises(DataError, match="which programs write where a value is missing: leave it out"):
         sources(tmp_path / "set", **known)
+
+
+def test_a_value_that_is_no_text_of_utf_8_is_refused_before_any_work(tmp_path):
+    with pytest.raises(DataError, match=r"--modality cannot be read: .*; write it in UTF-8"):
+        sources(tmp_path, modality="radiograf\udceda")

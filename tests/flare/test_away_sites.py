@@ -71,7 +71,7 @@ def answers(waiting):
 
 NAMED = f"site {ABSENT} is away"
 CASES = {
-    "nothing is known of it": ([], 2, GRACE, "sent no usable reply"),
+    "nothing is known of it": ([], 2, GRACE, "raise federation.grace"),
     "its process has ended": ([(0, ended)], 2, 0, NAMED),
     "FLARE calls it disconnected": ([(0, disconnected)], 2, 0, NAMED),
     "its reply is refused unread": ([(0, refused)], 2, 0, f"site {ABSENT} sent more than 1 MB"),

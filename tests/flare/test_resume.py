@@ -265,11 +265,12 @@ def test_a_damaged_checkpoint_of_the_newest_lineage_is_not_passed_over_for_an_ol
 def test_a_resumed_job_that_fails_before_its_first_round_has_the_rounds_before_in_its_manifest(run):
     with pytest.raises(SystemExit):
         run(train=dies_in(3), rounds=4)
-    _, manifest, _ = run(lambda site: None, rounds=4, resume_from="latest")
+    _, manifest, history = run(lambda site: None, rounds=4, resume_from="latest")
     assert "the handshake ended with too few" in manifest["reason"]
     assert manifest["resumed"] == {"after_round": 2, "sites_with_other_state": {}}
     assert manifest["rounds"] == 2
     assert manifest["lineage"].startswith("test-")
+    assert [one["round"] for one in history["rounds"]] == [1, 2]
 
 
 def test_only_the_newest_rounds_and_lineages_are_kept(run, tmp_path):

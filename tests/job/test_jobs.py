@@ -227,6 +227,10 @@ def test_what_a_backbone_declares_for_methods_is_allowed(name, pretrained):
         ("training.learning_rate=.inf", "inf is not a finite number"),
         ("training.rounds=" + "9" * 5000, "has a value that cannot be used"),
         ("training.rounds=!!python/object:os.system {}", "could not determine a constructor"),
+        ("training.validate=!!bool x", "does not fit its value"),
+        ("training.rounds=!!int ''", "does not fit its value"),
+        ("data.root=!!timestamp soon", "does not fit its value"),
+        ("data.sites=!!map [a]", "does not fit its value"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_runs(override, message):

@@ -77,6 +77,7 @@ SITE = ("rounds", 1, "sites", "slake")
 BROKEN = [
     ("no rounds", remove("rounds"), ["'rounds' is missing", "incomplete"]),
     ("empty rounds", set_at("rounds", value=[]), ["no finished round"]),
+    ("rounds of nobody", set_at("rounds", value=[{"round": 1, "sites": {}}]), ["no round names a site"]),
     ("rounds no list", set_at("rounds", value={}), ["'rounds'", "a list"]),
     ("round no object", set_at("rounds", 1, value=3), ["entry 2 of 'rounds'", "3", "object"]),
     ("no job", remove("job"), ["'job' is missing"]),

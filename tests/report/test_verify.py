@@ -40,6 +40,14 @@ def test_a_damaged_manifest_is_named(tmp_path, text):
         verify(tmp_path)
 
 
+def test_a_name_that_no_file_can_have_is_missing(tmp_path):
+    run = written(tmp_path)
+    manifest = json.loads((run / MANIFEST).read_text())
+    (run / MANIFEST).write_text(json.dumps({**manifest, "files": {"\ud800": "00"}}))
+    with pytest.raises(FedpeftError, match="is missing or not what the server wrote"):
+        verify(run)
+
+
 @pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("[]")])
 def test_a_missing_or_changed_file_is_named(tmp_path, damage):
     run = written(tmp_path)

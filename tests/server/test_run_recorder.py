@@ -213,11 +213,10 @@ def test_a_rounds_line_says_the_time_left_and_what_the_alignment_moved(tmp_path,
 
 def test_a_site_without_a_reply_trained_no_layers(tmp_path):
     record = RunRecorder(tmp_path, job="test")
-    plan = Assignment(
-        numbers=[0, 1, 2], layers={"north": [0, 2], "south": [1]}, scores={}, importance=None, variance=0.0
-    )
-    record.add_round(1, {"north": reply()}, {"south": "it was away."}, {}, plan, seconds=1.0)
-    assert "north trained layers 0, 2" in record.progress(1, 2)
+    layers = {"north": [0, 2], "south": [1], "west": []}
+    plan = Assignment(numbers=[0, 1, 2], layers=layers, scores={}, importance=None, variance=0.0)
+    record.add_round(1, {"north": reply(), "west": reply()}, {"south": "it was away."}, {}, plan, seconds=1.0)
+    assert "north trained layers 0, 2; west trained no layer" in record.progress(1, 2)
     assert "south" not in record.progress(1, 2)
 
 

@@ -24,6 +24,7 @@ OUT = "comparison"
 NAME = "comparison"  # of the files
 LOSSES = "losses.svg"
 SEEDS = 3
+MAX_NUMBER = 1000  # of seeds, rounds or processes
 
 
 def add(commands: Any) -> None:
@@ -59,8 +60,8 @@ def compare(chosen: argparse.Namespace) -> None:
     from fedpeft.compare.table import compared
 
     for name in ("seeds", "last", "processes"):
-        if (number := getattr(chosen, name)) is not None and number < 1:
-            raise FedpeftError(f"--{name} is {number}, it must be at least 1.")
+        if (number := getattr(chosen, name)) is not None and not 1 <= number <= MAX_NUMBER:
+            raise FedpeftError(f"--{name} is {number}, it must be from 1 to {MAX_NUMBER:,}.")
     if chosen.sweep:
         _sweep(chosen)
         return

@@ -30,7 +30,7 @@ import fedpeft
 from fedpeft.alignment import PIASettings
 from fedpeft.compare.grid import Axis, check_not_varied, points
 from fedpeft.compare.outcome import Outcome, from_json
-from fedpeft.compare.runs import Variant, sections_of
+from fedpeft.compare.runs import Variant, orders_of, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import append, digest, own_folder, parse_json, read_text, remove_leftovers
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
@@ -76,7 +76,7 @@ class Run:
     @functools.cached_property
     def settings(self) -> str:
         """A digest of everything that the result depends on, to distinguish runs of one method."""
-        everything = f"{json.dumps(self.sections, sort_keys=True)}{_files_of(self.sections)}"
+        everything = f"{json.dumps(self.sections, sort_keys=True)}{_files_of(self.sections)}{orders_of(self.sections)}"
         return hashlib.sha256(everything.encode(errors="surrogateescape")).hexdigest()[:16]
 
     @property
@@ -262,7 +262,7 @@ def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
     if not file.is_file():
         return []
     wanted, found = {run.key for run in runs}, {}
-    for number, line in enumerate(read_text(file).splitlines(), 1):
+    for number, line in enumerate(read_text(file, errors="replace").splitlines(), 1):
         try:
             values = parse_json(line)
         except ValueError as error:

@@ -172,6 +172,7 @@ def _is_sound(outcome: Outcome) -> bool:
         and all(map(math.isfinite, losses))
         and all(isinstance(count, int) and count >= 0 for count in counts)
         and isinstance(outcome.seed, int)
+        and isinstance(outcome.settings, str)
         and all(map(one_line, (outcome.task, outcome.method)))
         and all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
     )

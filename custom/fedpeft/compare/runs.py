@@ -31,6 +31,7 @@ from fedpeft.job.composing import PACKAGED, TASK, compose, compose_sections, kno
 from fedpeft.job.federation import site_backbone, site_data
 from fedpeft.job.settings import CommonSettings
 from fedpeft.methods import names as method_names
+from fedpeft.methods.setting_limits import SCALE_PATTERNS
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import flat_settings, read
 from fedpeft.report.status import run_folder
@@ -101,8 +102,11 @@ def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[
 
 def _beside(task: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of a task without its schedule of layers and what a row has chosen of its method."""
-    schedule = {name: value for name, value in (task.get("schedule") or {}).items() if name in OF_SITES}
-    return {**task, "method": _without(task.get("method") or {}, chosen), "schedule": schedule}
+    method, schedule = (task.get(name) or {} for name in ("method", "schedule"))
+    if not isinstance(method, Mapping) or not isinstance(schedule, Mapping):
+        return dict(task)  # which composing refuses
+    of_sites = {name: value for name, value in schedule.items() if name in OF_SITES}
+    return {**task, "method": _without(method, chosen), "schedule": of_sites}
 
 
 def _without(values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,6 +118,12 @@ def _without(values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, 
         elif isinstance(value, Mapping) and isinstance(chosen[name], Mapping):
             left[name] = _without(value, chosen[name])
     return left
+
+
+def orders_of(section: Mapping[str, Any]) -> str:
+    """Return the names in PEFT's patterns of some sections in their order, in which the first that matches counts."""
+    found = [f"{name}: {list(value)}" for name, value in section.items() if name in SCALE_PATTERNS and value]
+    return "".join([*found, *(orders_of(value) for value in section.values() if isinstance(value, Mapping))])
 
 
 def variant_of(configs: Path, task: str) -> Variant:

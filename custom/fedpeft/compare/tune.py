@@ -71,13 +71,14 @@ def add(commands: Any) -> None:
 
 def tune(chosen: argparse.Namespace) -> None:
     """Carry out the command."""
+    from fedpeft.compare.command import MAX_NUMBER
     from fedpeft.compare.grid import axis_of, points
     from fedpeft.compare.table import csv_of, markdown, show_table, write_files
     from fedpeft.job.writing import find_job, write_settings
 
     for name in ("seeds", "processes"):
-        if getattr(chosen, name) < 1:
-            raise FedpeftError(f"--{name} is {getattr(chosen, name)}, it must be at least 1.")
+        if not 1 <= (number := getattr(chosen, name)) <= MAX_NUMBER:
+            raise FedpeftError(f"--{name} is {number}, it must be from 1 to {MAX_NUMBER:,}.")
     job = find_job(chosen.job, chosen.configs)
     axes = [axis_of(text, option="--over") for text in chosen.over] or [rates(job.composed(chosen.set))]
     search = Search(job=job, axes=axes, points=points(axes), seeds=chosen.seeds, overrides=chosen.set)

@@ -252,13 +252,13 @@ def check_folder(folder: Path, *, deep: bool = True) -> None:
             return
 
 
-def read_text(file: Path, *, max_bytes: int = MAX_BYTES) -> str:
-    """Read a UTF-8 text of bounded size."""
+def read_text(file: Path, *, max_bytes: int = MAX_BYTES, errors: str = "strict") -> str:
+    """Read a UTF-8 text of bounded size; `errors`: as of `bytes.decode`."""
     with opened(file, max_bytes=max_bytes) as stream:
         content = stream.read(max_bytes + 1)  # it may have grown
     if len(content) > max_bytes:
         raise _too_large(file, max_bytes)
-    return content.decode("utf-8")
+    return content.decode("utf-8", errors)
 
 
 def read_json(file: Path, *, max_bytes: int = MAX_BYTES, by_hand: bool = False) -> Any:

@@ -133,10 +133,11 @@ def cleaned_output(*, goes_on: bool = False) -> Iterator[tuple[CleanedStream, Cl
 
     `goes_on` applies only to the output: no command ends because nobody reads its progress or its warnings.
     """
-    output: Any = CleanedStream(sys.stdout, goes_on=goes_on)
-    errors: Any = CleanedStream(sys.stderr, goes_on=True)
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        yield output, errors
+    with open(os.devnull, "w") as nowhere:  # for a stream that was closed before the command began
+        output: Any = CleanedStream(sys.stdout or nowhere, goes_on=goes_on)
+        errors: Any = CleanedStream(sys.stderr or nowhere, goes_on=True)
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            yield output, errors
 
 
 def _is_seen(character: str) -> bool:

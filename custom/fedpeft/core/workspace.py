@@ -85,7 +85,11 @@ def log_config() -> dict[str, Any]:
 
 def check_place(workspace: Path, job: Path) -> None:
     """Check that the simulator can use a folder: it deletes what is in it, and splits its path like a command line."""
-    if shlex.split(str(workspace), comments=True) != [str(workspace)]:
+    try:
+        parts = shlex.split(str(workspace), comments=True)
+    except ValueError:  # an odd quote
+        parts = []
+    if parts != [str(workspace)]:
         raise FedpeftError(
             f"the workspace {str(workspace)!r} has a blank, a quote or the like in its path, which the simulator "
             f"cannot handle: name another folder with -w."

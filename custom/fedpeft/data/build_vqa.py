@@ -35,7 +35,7 @@ from PIL import Image
 
 from fedpeft.core.errors import DataError
 from fedpeft.core.files import replacing
-from fedpeft.data.answers import is_missing, normalize
+from fedpeft.data.answers import is_missing, normalize, whole_text
 from fedpeft.data.folders import files_below, is_hidden, is_image
 from fedpeft.data.images import open_image
 from fedpeft.data.medmnist import SETS, SIZES, SPLITS, stored_arrays
@@ -72,6 +72,10 @@ class Source(NamedTuple):
 def sources(path: Path, *, modality: str = "", anatomy: str = "", classes_are: str = "disease") -> list[Source]:
     """Return the sets at a path."""
     for name, value in (("modality", modality), ("anatomy", anatomy)):
+        try:
+            whole_text(value)
+        except DataError as error:
+            raise DataError(f"--{name} cannot be read: {error}; write it in UTF-8.") from error
         if value and is_missing(value):
             raise DataError(f"--{name} is {value!r}, which programs write where a value is missing: leave it out.")
     if path.suffix == ".npz" and path.is_file():

@@ -56,9 +56,9 @@ def sites_in(
     """
     common = dict(chosen or {})
     of_sites = common.pop("sites", {})
-    found = _recognize(folder, common)
     if not isinstance(of_sites, Mapping) or not all(isinstance(own, Mapping) for own in of_sites.values()):
         raise DataError("data.sites must have settings by site, as in data.sites.NAME.exclude=[a.png]: correct it.")
+    found = _recognize(folder, common, of_sites)
     for site, own in of_sites.items():
         if site not in found.of_sites:
             raise DataError(
@@ -68,16 +68,16 @@ def sites_in(
     return _load_sites(_set_window(found, window or {}))
 
 
-def _recognize(folder: Path, chosen: Mapping[str, Any]) -> FolderSites:
+def _recognize(folder: Path, chosen: Mapping[str, Any], of_sites: Mapping[str, Mapping[str, Any]]) -> FolderSites:
     """Return the sites without their data."""
     whole = list_folder(folder)
     if "dataset" in chosen:
         require_known(chosen["dataset"])
-        return _sites_of_one(whole, chosen["dataset"], chosen)
+        return _sites_of_one(whole, chosen["dataset"], chosen, of_sites)
     seen = _unwrap(whole)
     if names := _layouts(seen):
         found = (
-            _sites_of_one(seen, names[0], chosen)
+            _sites_of_one(seen, names[0], chosen, of_sites)
             if len(names) == 1
             else _sites_of_several([(name, name, seen) for name in names], chosen)
         )
@@ -153,12 +153,14 @@ def _classes(seen: Listing) -> set[str]:
     return {names[0] if names else "" for names in folders}
 
 
-def _sites_of_one(seen: Listing, name: str, chosen: Mapping[str, Any]) -> FolderSites:
+def _sites_of_one(
+    seen: Listing, name: str, chosen: Mapping[str, Any], of_sites: Mapping[str, Mapping[str, Any]]
+) -> FolderSites:
     """Return the sites of one data set: its own ones, clients that share it, or a single one."""
     data_set, title = DATASETS.get(name), _title(name)
     common = {"dataset": name, "root": str(seen.root), **chosen}
     if data_set.sites and chosen.get("partition", NATURAL) == NATURAL:
-        sites, left = _find_sites_with_data(common, data_set.sites)
+        sites, left = _find_sites_with_data(common, data_set.sites, of_sites)
         return FolderSites(kind=f"{title}, which has sites of its own", common=common, of_sites=sites, notes=left)
     if "partition" in data_set.takes:
         whole = _loaded({**common, "partition": NATURAL, "parts": 1}, data_set.whole or _site_name(seen.root.name, ()))
@@ -260,20 +262,31 @@ def _load_site(found: FolderSites, site: str) -> SiteData:
 
 
 def _find_sites_with_data(
-    common: Mapping[str, Any], names: tuple[str, ...]
+    common: Mapping[str, Any], names: tuple[str, ...], of_sites: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """Return those sites of a data set that have data, and a note on the others."""
     sites: dict[str, dict[str, Any]] = {}
     errors: dict[str, DataError] = {}
     for name in names:
+        own = {**common, **of_sites.get(name, {})}
         try:
-            _loaded(common, name)
+            _loaded_without_validation(own, name)
             sites[name] = {}
         except DataError as error:
             errors[name] = error
     if not sites:
         raise next(iter(errors.values()))
     return sites, (f"Without data here: {', '.join(errors)}.",) if errors else ()
+
+
+def _loaded_without_validation(settings: Mapping[str, Any], site: str) -> SiteData:
+    """Load a site, if need be without a validation split, unless one was chosen: `_load_sites` says so."""
+    try:
+        return _loaded(settings, site)
+    except DataError:
+        if "validation_fraction" in settings:
+            raise
+        return _loaded({**settings, "validation_fraction": 0}, site)
 
 
 def _loaded(settings: Mapping[str, Any], site: str) -> SiteData:

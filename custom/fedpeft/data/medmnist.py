@@ -75,7 +75,9 @@ def stored_arrays(file: Path, split: str, kind: MedMnist) -> tuple[np.ndarray, n
     try:
         with np.load(file, allow_pickle=False) as stored:
             images, labels = stored[f"{split}_images"], stored[f"{split}_labels"]
-    except (KeyError, OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            if not (isinstance(images, np.ndarray) and isinstance(labels, np.ndarray)):
+                raise ValueError("a member is no array")
+    except (KeyError, OSError, ValueError, TypeError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{file} cannot be read as MedMNIST's arrays of {split}; download it again.") from error
     images = np.repeat(images[..., None], 3, axis=-1) if images.ndim == 3 else images
     width = len(kind.classes) if kind.labelled else 1
@@ -85,11 +87,13 @@ def stored_arrays(file: Path, split: str, kind: MedMnist) -> tuple[np.ndarray, n
         or images.ndim != 4
         or images.shape[-1] != 3
         or labels.shape != (len(images), width)
+        or labels.dtype.kind not in "iub"
         or (labels.size and not 0 <= labels.min() <= labels.max() < highest)
     ):
         raise DataError(
-            f"{file} has {split} images of shape {images.shape} ({images.dtype}) and labels of shape {labels.shape}, "
-            f"not (n, H, W) or (n, H, W, 3) in uint8 and (n, {width}) below {highest}; download it again."
+            f"{file} has {split} images of shape {images.shape} ({images.dtype}) and labels of shape {labels.shape} "
+            f"({labels.dtype}), not (n, H, W) or (n, H, W, 3) in uint8 and whole numbers (n, {width}) below {highest}; "
+            f"download it again."
         )
     return images, labels
 

@@ -17,14 +17,30 @@ from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import SiteData
 
 
-def baseline(data: SiteData, *, min_images: int = 1, answers: Collection[str] = ()) -> float | None:
+def baseline(
+    data: SiteData, *, min_images: int = 1, min_samples: int = 0, answers: Collection[str] = ()
+) -> float | None:
     """Return the figure of a constant answer, a fraction; None: nothing can be measured.
 
     For accuracy and the macro-F1 of answers that is the most frequent answer of training, for balanced accuracy any one
     of its answers, for the macro-F1 of labels every label. `answers` are those of the head, if they are more than those
-    of training. Means leave out answers, classes and labels of fewer than `min_images` test images.
+    of training. Means leave out answers, classes and labels of fewer than `min_images` test images, and are of at least
+    `min_samples`.
     """
+    if _count(data, min_images, answers) < min_samples:
+        return None
     return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data, min_images, answers)
+
+
+def _count(data: SiteData, min_images: int, of_head: Collection[str]) -> int:
+    """Return how many test samples a figure is of."""
+    if data.labels:
+        known = Counter(label for e in data.test for label in e.labels or () if label not in e.unknown_labels)
+        counted = {label for label, count in known.items() if count >= min_images}
+        return sum(not counted <= set(example.unknown_labels) for example in data.test)
+    if data.metric == ACCURACY:
+        return len(data.test)
+    return sum(_counted(_classes(data, of_head), min_images).values())
 
 
 def _accuracy(data: SiteData, min_images: int, of_head: Collection[str]) -> float:
@@ -83,15 +99,15 @@ _OF_LABELS: _Baselines = {MACRO_F1: _macro_f1}
 _OF_ANSWERS: _Baselines = {ACCURACY: _accuracy, BALANCED_ACCURACY: _balanced_accuracy, MACRO_F1: _f1_of_answers}
 
 
-def remarks(data: SiteData, *, min_images: int = 1) -> Iterator[str]:
+def remarks(data: SiteData, *, min_images: int = 1, min_samples: int = 0) -> Iterator[str]:
     """Yield sentences on what was left out, is unusual, or does not vary, for people at the site; nothing is sent.
 
-    `min_images`: see `baseline`.
+    `min_images`, `min_samples`: see `baseline`.
     """
     for why, count in data.left_out:
         yield f"{count:,} left out: {why}."
     yield from data.notes
-    yield from remarks_on_variety(data, min_images=min_images)
+    yield from remarks_on_variety(data, min_images=min_images, min_samples=min_samples)
 
 
 def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
@@ -104,8 +120,8 @@ def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
         )
 
 
-def remarks_on_variety(data: SiteData, *, min_images: int = 1) -> Iterator[str]:
-    """Yield a sentence where a site has nothing to learn, or nothing to measure; `min_images`: see `baseline`."""
+def remarks_on_variety(data: SiteData, *, min_images: int = 1, min_samples: int = 0) -> Iterator[str]:
+    """Yield a sentence where a site has nothing to learn, or nothing to measure; for the numbers see `baseline`."""
     absent = len(data.labels) - data.answers_in_training
     if not data.labels:
         if data.answers_in_training == 1:
@@ -119,6 +135,12 @@ def remarks_on_variety(data: SiteData, *, min_images: int = 1) -> Iterator[str]:
     elif baseline(data, min_images=min_images) is None:
         what = "label" if data.labels else "answer"
         yield f"No {what} is on {min_images} test images: the site trains, and its figure is not measured."
+    elif baseline(data, min_images=min_images, min_samples=min_samples) is None:
+        what = "labels" if data.labels else "answers"
+        yield (
+            f"Fewer than {min_samples} test samples are of {what} with {min_images} of them or more: the site trains, "
+            f"and its figure is not measured."
+        )
 
 
 def cut_texts_of(

@@ -23,12 +23,13 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.duplicates import fingerprints
 from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.remarks import cut_texts_of, remarks, remarks_on_variety, unread_questions
+from fedpeft.data.remarks import baseline, cut_texts_of, remarks, remarks_on_variety, unread_questions
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import PASS, Context, DataFacts, Finding, failed, passed, warned
 from fedpeft.job.federation import NONE, SETTING, several_backbones, usable
 from fedpeft.job.folder import check_path, check_root, check_shared
 from fedpeft.job.settings import SiteJob
+from fedpeft.job.site_policy import SitePolicy
 from fedpeft.protocol.job_against_policy import load_data
 from fedpeft.report.data_summary import Overlap
 
@@ -148,24 +149,36 @@ def check_data(context: Context) -> Iterator[Finding]:
         context.data[site] = DataFacts(bool(loaded.labels), loaded.metric)
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
-        few = context.policy and 0 < len(loaded.validation) < context.policy.min_validation_samples
-        kept = context.policy and (context.policy.sum_with or not context.policy.metrics or few)
+        policy = context.policy
+        measured = not (policy and loaded.validation) or _is_validated(loaded, policy)
+        kept = policy and (policy.sum_with or not policy.metrics or not measured)
         if job.training.patience and kept:
             why = f"training.patience is {job.training.patience}, and this site's file keeps its figures here"
             yield warned(f"site {site}: {why}: others decide when the job ends, or set it to 0.")
+        if job.training.keep == BEST and not measured:
+            why = "training.keep is 'best', and its validation split has too few samples for a figure"
+            yield warned(f"site {site}: {why}: give it more, or set training.keep to 'last'.")
         if not loaded.validation:
             found = _validation_problems(job, context)
             yield from (finding(f"site {site}: {sentence}") for finding, sentence in found)
         whole += [replace(loaded, site=site)] * opened.startswith("all")
-        min_images = context.policy.min_class_images if context.policy else 1
-        serious = set(remarks_on_variety(loaded, min_images=min_images))
+        least = {"min_images": policy.min_class_images, "min_samples": policy.min_test_samples} if policy else {}
+        serious = set(remarks_on_variety(loaded, **least))
         for remark in (*unread_questions(loaded, job.backbone.name), *_cut_texts(loaded, job, context.downloads)):
             yield warned(f"site {site}: {remark}")
-        for remark in remarks(loaded, min_images=min_images):
+        for remark in remarks(loaded, **least):
             yield (warned if remark in serious or UNLISTED in remark else passed)(f"site {site}: {remark}")
     if len(whole) == len(context.sites) and any(map(images_of, whole)):
         for remark in Overlap([mark for loaded in whole for mark in fingerprints(loaded)]).remarks():
             yield warned(remark)
+
+
+def _is_validated(loaded: SiteData, policy: SitePolicy) -> bool:
+    """Return whether the site has a figure of its validation split, of as many samples as its policy asks for."""
+    least = policy.min_validation_samples
+    enough = len(loaded.validation) >= least
+    split = replace(loaded, test=loaded.validation)
+    return enough and baseline(split, min_images=policy.min_class_images, min_samples=least) is not None
 
 
 def _validation_problems(job: SiteJob, context: Context) -> Iterator[tuple[Callable[[str], Finding], str]]:

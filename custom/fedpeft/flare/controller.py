@@ -57,6 +57,10 @@ SILENCE = {
     TRAIN: "site {site} sent no usable reply in round {round}: look at its log, or raise federation.round_timeout "
     "({timeout} s).",
 }
+CUT_OFF = (
+    "site {site} sent no usable reply in round {round} within {grace} s of the others: look at its log, or raise "
+    "federation.grace."
+)
 R = TypeVar("R", bound=Reply)
 
 
@@ -274,7 +278,7 @@ class FederationController(ModelController):
             take_refusal(self._cell_of(site))  # of an earlier task
             model = to_model(order, round=round, rounds=self._rounds if round else None)
             self.send_model(task_name=task, data=model, targets=[site], timeout=timeout, callback=inbox.receive)
-        self._wait(inbox, orders, needed)
+        cut_off = self._wait(inbox, orders, needed)
         if self.abort_signal.triggered:
             waiting = ", ".join(inbox.silent(orders)) or "none"
             raise FedpeftError(
@@ -284,16 +288,22 @@ class FederationController(ModelController):
         self._end_refused_tasks(inbox, orders)
         accepted, problems = inbox.accepted, inbox.refused  # a reply that comes after this is too late
         problems |= {
-            site: self._away(site) or SILENCE[task].format(site=site, timeout=timeout, round=round)
+            site: self._away(site)
+            or (CUT_OFF if cut_off and round else SILENCE[task]).format(
+                site=site, timeout=timeout, round=round, grace=self._federation.grace
+            )
             for site in orders
             if site not in accepted and site not in problems
         }
         self._tasks = {}
         return {site: accepted[site] for site in orders if site in accepted}, problems
 
-    def _wait(self, inbox: Inbox[Any], sites: Collection[str], needed: int) -> None:
-        """Wait for the replies to open tasks; end the tasks of sites that need not be waited for."""
-        since = None
+    def _wait(self, inbox: Inbox[Any], sites: Collection[str], needed: int) -> bool:
+        """Wait for the replies to open tasks; end the tasks of sites that need not be waited for.
+
+        Return whether some were ended because the others had been there for the period of grace.
+        """
+        since, cut_off = None, False
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(POLL_SECONDS)
             if self._large:
@@ -306,9 +316,11 @@ class FederationController(ModelController):
             elif enough or (silent and not coming):
                 since = since or time.monotonic()
                 if time.monotonic() - since > self._federation.grace:
+                    cut_off = cut_off or enough
                     self.cancel_all_tasks()
             else:
                 since = None  # a site has returned
+        return cut_off
 
     def _end_refused_tasks(self, inbox: Inbox[Any], sites: Iterable[str]) -> None:
         """End the task of a site whose reply was refused unread: until then FLARE there sends the reply again."""

@@ -72,7 +72,8 @@ class RestartingLauncher(ClientProcessJobLauncher):
     def launch_job(self, job_meta: dict, fl_ctx: FLContext) -> JobProcess:
         """Start the site's part of a job."""
         launch = super().launch_job
-        gpus = os.environ.get(GPUS)  # FLARE sets them for this job, and others for the next one
+        with _starting:  # a job that starts again shows its own meanwhile
+            gpus = os.environ.get(GPUS)  # FLARE sets them for this job, and others for the next one
 
         def start() -> JobHandleSpec:
             with _starting, _environment(gpus):

@@ -120,7 +120,10 @@ def _request(
         code = answer.get_header(MessageHeaderKey.RETURN_CODE)
     if code != ReturnCode.OK:
         if gone:
-            raise FedpeftError(f"the round ended before relay {relay} had answered: raise federation.round_timeout.")
+            raise FedpeftError(
+                f"the round ended before relay {relay} had answered: raise federation.grace, or round_timeout if the "
+                f"round ended with it."
+            )
         kind = SilentError if reached and time.monotonic() >= deadline else FedpeftError
         raise kind(
             f"relay {relay} does not answer ({code}): start it with fedpeft installed, or leave "

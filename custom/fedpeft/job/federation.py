@@ -230,6 +230,8 @@ def several_backbones(section: Mapping[str, Any]) -> bool:
 def check_connector(section: Mapping[str, Any], backbone: BackboneSettings) -> None:
     """Refuse sites with encoders of their own where one map between the two is averaged over all sites."""
     for site, own in section.get("sites", {}).items() if backbone.trains_connector else ():
+        if not isinstance(own, Mapping):
+            continue  # which its own check refuses
         if other := sorted({"name", "source", "image_source", "projection"} & set(own)):
             raise FedpeftError(
                 f"backbone.projection is {backbone.projection!r}, one matrix between the encoders of all sites, and "

@@ -215,7 +215,7 @@ def fit_data(loaded: data.SiteData, sections: Mapping[str, Any], site: str, *, s
 
     Nothing is downloaded for it; if the backbone is not here, a note says so.
     """
-    backbone = build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
+    backbone = build(BackboneSettings, site_backbone(sections.get("backbone"), site), section="backbone")
     way = (sections.get("training") or {}).get("answering", TrainingSettings.answering)
     try:
         notes = tuple(cut_texts_of(loaded, backbone, answers=not ANSWERING.get(way).head))

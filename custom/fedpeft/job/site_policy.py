@@ -173,7 +173,8 @@ class SitePolicy:
             differentiates every logit (where answers are written or ranked, times the bytes of the longest). A number
             that comes from the site's data is rounded up to a power of two before, so that refusals do not give it.
             Memory grows with the square of the rows.
-        scores: whether layer scores leave; off: scheduled jobs are refused.
+        scores: whether layer scores leave, of a power of two of samples that the site draws; off: scheduled jobs are
+            refused.
         metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits. Those of
             open and closed questions leave only where there are `min_test_samples` of each, and means over answers or
             classes only over as many. Losses of `training.measure` are of a power of two of samples that the site

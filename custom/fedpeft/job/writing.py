@@ -81,6 +81,9 @@ def look(folder: Path, overrides: Iterable[str] = (), *, out: Path = Path(), bac
     check_known(chosen)
     found = sites_in(folder, chosen.get("data"))
     sections = overlay(part_of(out / CONFIGS, _backbone_part(found, backbone)), chosen)
+    check_known(sections)
+    if wrong := next((name for name, own in sections.items() if not isinstance(own, Mapping)), ""):
+        raise FedpeftError(f"{wrong} is {sections[wrong]!r:.80}, it must have settings by name: correct the part.")
     share = found.section.get("unreadable", DataSettings.unreadable)
     read = [fit_data(data, sections, site, share=share) for site, data in zip(found.of_sites, found.data, strict=True)]
     return replace(found, data=tuple(read))
@@ -138,7 +141,7 @@ def write_new(
     backbone_of = compose_sections([own, *before_task, chosen])["backbone"]
     named = backbone_of.get("name", BackboneSettings.name)
     declared = BACKBONES.get(named)
-    of_backbone = before_task[0].get("training", {})  # which the task, that comes after it, would override
+    of_backbone = before_task[0].get("training") or {}  # which the task, that comes after it, would override
     training = {**TRAINING, **({"thresholds": VALIDATION} if labels else {}), "learning_rate": declared.learning_rate}
     training = {setting: value for setting, value in training.items() if setting not in of_backbone}
     sections = overlay({**own, "training": training}, chosen)

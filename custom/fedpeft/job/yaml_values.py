@@ -87,6 +87,8 @@ def _parsed(text: str) -> Any:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not readable"
         mark = getattr(error, "problem_mark", None)
         raise ValueError(problem + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")) from error
+    except (KeyError, IndexError, AttributeError, TypeError) as error:
+        raise ValueError("a tag (!!...) does not fit its value") from error
     _check(value)
     return value
 

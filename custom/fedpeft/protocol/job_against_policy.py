@@ -25,7 +25,7 @@ from fedpeft.data.schema import balancing
 from fedpeft.data.settings import NATURAL
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.setting_limits import refused_settings
-from fedpeft.protocol.outgoing_reply import rounded_count
+from fedpeft.protocol.outgoing_reply import probe_size, rounded_count
 from fedpeft.scheduling.settings import ALL
 from fedpeft.scheduling.settings import OWN as OWN_LAYERS
 
@@ -297,7 +297,7 @@ def effective_size(weights: Sequence[float]) -> int:
 
 
 def _scored_samples(job: SiteJob, loaded: SiteData) -> int:
-    return min(len(loaded.train), job.schedule.score_samples)
+    return probe_size(job.schedule.score_samples, len(loaded.train))
 
 
 def _check_steps(job: SiteJob, samples: int) -> None:

@@ -261,9 +261,9 @@ def rounded_count(count: int) -> int:
 
 
 def probe_size(count: int, samples: int) -> int:
-    """Return how many of a site's samples have their mean loss sent, if a job asks for `count`: a power of two.
+    """Return how many of a site's samples a loss or score that leaves is of, if a job asks for `count`: a power of two.
 
-    Two jobs could otherwise ask for n and n + 1 of the same samples, and the difference would tell the loss of one.
+    Two jobs could otherwise ask for n and n + 1 of the same samples, and the difference would tell that of one.
     """
     return 1 << (min(count, samples).bit_length() - 1)
 

@@ -94,6 +94,8 @@ def parse(record: Any, *, origin: str) -> History:
         )
     settings = flat_settings(as_mapping(top.get("settings", {}), origin, "'settings'"), origin)
     history = checked(History, top, origin, rounds=parsed, settings=settings)
+    if not history.sites:
+        raise HistoryError(f"{origin}: no round names a site, so there is nothing to report: copy it again.")
     if len(history.sites) > MAX_SITES:
         raise HistoryError(f"{origin} has {len(history.sites):,} sites, at most {MAX_SITES:,} are read.")
     if len(rounds) * len(history.sites) > MAX_FIGURES:
@@ -214,7 +216,7 @@ def _is_same(run: Path, name: str, written: str) -> bool:
         return False
     try:
         return digest(run / inside) == written
-    except OSError:
+    except (OSError, ValueError):  # of a name that no file can have
         return False
 
 

@@ -131,7 +131,8 @@ def _panel(axes: Axes, losses: Losses, sites: list[str]) -> dict[str, Line2D]:
         (lines[label],) = axes.plot(*saw_tooth(one), **{**style, "linewidth": 0.9, "alpha": 0.75})
     if len(losses) > 1:
         together = mean_of(losses)
-        (lines["mean"],) = axes.plot(*saw_tooth(together), color=LIGHT.ink, linewidth=1.8, zorder=4)
+        label = "mean" if "mean" not in sites else "mean of the sites"  # a site may have that name
+        (lines[label],) = axes.plot(*saw_tooth(together), color=LIGHT.ink, linewidth=1.8, zorder=4)
     rounds = max(map(len, losses.values()), default=1)
     axes.set_xlim(-0.02 * rounds, 1.02 * rounds)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))

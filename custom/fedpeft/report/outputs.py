@@ -79,8 +79,9 @@ def _grid(table: Table, block: list[int]) -> Grid:
     for index in block:
         look: dict[str, Any] = {"justify": "left" if index == 0 else "right", "vertical": "bottom", "overflow": "fold"}
         grid.add_column(cell(table.columns[index]), **look)
-    for row in table.rows:
-        style = "bold" if row[0] in AVERAGED and row in table.rows[-table.averages :] else None
+    first_mean = len(table.rows) - table.averages
+    for number, row in enumerate(table.rows):
+        style = "bold" if row[0] in AVERAGED and number >= first_mean else None
         grid.add_row(*(cell(row[index]) for index in block), style=style)
     return grid
 

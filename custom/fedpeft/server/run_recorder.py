@@ -121,11 +121,13 @@ class RunRecorder:
         self._manifest["lineage"] = name
         if before:
             self._manifest["resumed"] = {"after_round": before.round, "sites_with_other_state": {}}
-            kept = {name: before.history[name] for name in (*RUN_FIELDS, *SITE_FIELDS) if name in before.history}
+            fields = (*RUN_FIELDS, *SITE_FIELDS, "settings")
+            kept = {name: before.history[name] for name in fields if name in before.history}
             self._history |= kept | {"rounds": list(before.history["rounds"])}
             self._earlier = sum(one.get("seconds") or 0 for one in before.history["rounds"])
             for finished in before.history["rounds"]:
                 self._add_faults(finished)
+            write_json(self.folder / HISTORY, self._history)  # the handshake may fail, or take long
 
     def record_behind(self, behind: Mapping[str, int]) -> None:
         """Record by site the round of its own state if it differs from that of the checkpoint."""
@@ -231,7 +233,7 @@ class RunRecorder:
         reached = describe_means(overall, of_fewer_sites(metrics, told)) or f"{title_of(metrics.values())} not measured"
         assigned = last["schedule"].get("layers", {})
         layers = "; ".join(
-            f"{site} trained layers {', '.join(map(str, chosen))}"
+            f"{site} trained layers {', '.join(map(str, chosen))}" if chosen else f"{site} trained no layer"
             for site, chosen in assigned.items()
             if site in last["sites"]
         )

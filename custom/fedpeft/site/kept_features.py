@@ -174,7 +174,10 @@ def _check_supported(backbone: Backbone, trainable: Trainable, first: int, *, so
 def drops(backbone: Backbone) -> bool:
     """Return whether dropout makes two passes over the same samples differ in training."""
     # of modules that call the function, as OPT's, or leave out whole layers, as BEiT's
-    rates = ("dropout", "attention_dropout", "activation_dropout", "dropout_prob", "drop_prob")
+    rates = (
+        *("dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "attn_dropout_p"),
+        *("dropout_prob", "drop_prob", "layerdrop"),
+    )
     return any(
         (isinstance(module, nn.Dropout) and module.p)
         or any(isinstance(rate := getattr(module, name, 0), int | float) and rate for name in rates)

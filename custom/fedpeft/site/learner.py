@@ -142,8 +142,8 @@ class Learner:
             smallest=policy.min_batch_size if policy else 1,
             site_seed=policy.seed if policy else None,
         )
-        self.min_images = policy.min_class_images if policy else 1
-        self.constant = baseline(site_data, min_images=self.min_images, answers=self.vocabulary.answers)
+        self.counted = {"min_images": policy.min_class_images, "min_samples": policy.min_test_samples} if policy else {}
+        self.constant = baseline(site_data, **self.counted, answers=self.vocabulary.answers)
         self._evaluation = Evaluation(self.model, site_data, self.batches.draw, policy=policy)
         self.values = RoundValues(site, self.model, method)
         self._personalization = imported(PERSONALIZATIONS[training.personalization].home)
@@ -317,8 +317,9 @@ class Learner:
         return score_changes(self.answering.eval(), trained, samples, self.schedule, seed=seed, previous=started)
 
     def _score_samples(self, round: int) -> tuple[int, list[Batch]]:
-        seed = derive(self.training.seed, "score", self.site, round)
-        return seed, self.batches.sample(self.schedule.score_samples, seed)
+        purpose = "score", self.site, round
+        samples = self.batches.released_sample(self.schedule.score_samples, *purpose)
+        return derive(self.training.seed, *purpose), samples
 
     def layer_budget(self) -> int:
         """Return how many layers this site can train, set by the job or measured; refuse 0 if nothing else trains."""

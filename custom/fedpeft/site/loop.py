@@ -324,9 +324,11 @@ class Evaluation:
             self._losses.append(loss)
 
     def _probe_loss(self, batches: Sequence[Batch]) -> float | None:
-        """Return the mean loss on batches; None if it is not finite or no sample has a target."""
+        """Return the mean loss on batches; None if it is not finite, or too few samples have a target."""
         model = self._model
         training = model.answering.training
+        if sum(_count_with_target(batch.target) for batch in batches) < self._min_tested:
+            return None
         with computing.shortcuts(model.backbone, model.training):
             loss = mean_loss(model.answering.eval(), batches)
         model.answering.train(training)

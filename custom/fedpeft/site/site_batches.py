@@ -136,11 +136,15 @@ class SiteBatches:
         return batch.to(self._device)
 
     def lasting_sample(self, count: int) -> list[Batch]:
-        """Return random training samples on the device, the same in every round; see `probe_size`."""
+        """Return random training samples on the device, the same in every round."""
+        return self.released_sample(count, "measure", self._site)
+
+    def released_sample(self, count: int, *purpose: str | int) -> list[Batch]:
+        """Return random training samples on the device, of which a mean leaves the site; see `probe_size`."""
         seed = self._training.seed
         if self._site_seed is not None:
             seed, count = self._site_seed, probe_size(count, len(self._data.train))
-        return self.sample(count, derive(seed, "measure", self._site))
+        return self.sample(count, derive(seed, *purpose))
 
     def validation(self) -> list[Batch]:
         """Return the validation split on the device; refuse an empty one."""

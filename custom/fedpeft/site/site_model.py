@@ -75,7 +75,7 @@ class SharedModels:
 
 
 def _text_of(settings: Mapping[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True, default=str)
+    return json.dumps(settings, default=str)  # of PEFT's patterns of names the first that matches counts
 
 
 class SiteModel:

@@ -226,7 +226,7 @@ def _print_remarks(learner: Learner) -> None:
     reached = f"A constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
     cut = cut_texts(learner.data, learner.backbone, answers=not ANSWERING.get(learner.training.answering).head)
     unread = unread_questions(learner.data, learner.backbone_name)
-    unusual = remarks(learner.data, min_images=learner.min_images)
+    unusual = remarks(learner.data, **learner.counted)
     for text in filter(None, [*unusual, *unread, *cut, reached]):
         CleanedStream(sys.stdout).write(f"{one_line(text)}\n")  # the name of a file may be unprintable
     sys.stdout.flush()
