@@ -596,20 +596,21 @@ def test_refusals_of_score_rows_do_not_give_the_length_of_an_answer(length):
     train = [SimpleNamespace(answer="no"), SimpleNamespace(answer="a" * length)] * 200
     data = SimpleNamespace(labels=(), answers_in_training=2, train=train)
     limits = []
-    for samples in range(100, 200):
+    for samples in range(100, 300):
         scores = SimpleNamespace(score="lntk", score_settings={"target": "logits"}, score_samples=samples)
         chosen = SimpleNamespace(answers=None, schedule=scores, training=SimpleNamespace(answering="generation"))
         try:
             job_against_policy._check_score_rows(SitePolicy(), chosen, data)
         except FedpeftError:
             limits.append(samples)
-    assert min(limits) == 4096 // 32 + 1
+    assert min(limits) == 2 * 4096 // 32, "scored are 128 of fewer than 256 samples"
 
 
 def test_scores_over_fewer_samples_than_asked_for_are_refused(scans):
-    assert loaded(scans, scheduled=True, min_score_samples=18)
+    """Of 18 samples 16 are scored."""
+    assert loaded(scans, scheduled=True, min_score_samples=16)
     with pytest.raises(FedpeftError, match="min_score_samples"):
-        loaded(scans, scheduled=True, min_score_samples=19)
+        loaded(scans, scheduled=True, min_score_samples=17)
 
 
 @pytest.mark.parametrize("name", ["0.png", "./0.png", ".\\0.png", "0.png#0"])

@@ -196,17 +196,31 @@ def test_a_budget_of_nothing_trains_the_head_alone(sections, tmp_path):
     assert first.updates["slake"].metrics["loss"] > 0
 
 
-@pytest.mark.parametrize("own", ["site_budgets={slake: 0}", "budget=0"], ids=["of the job", "of the memory"])
-def test_a_budget_of_nothing_is_refused_where_no_head_trains(sections, tmp_path, monkeypatch, own):
+@pytest.mark.parametrize(
+    ("own", "sentence", "setting"),
+    [
+        (
+            "site_budgets={slake: 0}",
+            "^site slake has a budget of 0 layers and no head to train: give it 1 or more in schedule.site_budgets, ",
+            "schedule.site_budgets",
+        ),
+        (
+            "budget=0",
+            "^no layer fits into the memory of site slake, which has no head to train: lower training.batch_size, ",
+            "training.batch_size",
+        ),
+    ],
+    ids=["of the job", "of the memory"],
+)
+def test_a_budget_of_nothing_is_refused_where_no_head_trains(sections, tmp_path, monkeypatch, own, sentence, setting):
     """Ranking takes no head."""
     monkeypatch.setattr("fedpeft.site.learner.measure_budget", lambda *_: 0)
     ranking = (f"backbone.source={TINY_ALBEF_FOLDER}", "backbone.name=tiny-albef-decoder", "training.answering=ranking")
     chosen = sections(*UPPER_LAYER, "method.aggregation=fedavg", *ranking, f"schedule.{own}")
     learner = Learner.from_sections(chosen, site="slake", folder=tmp_path)
-    sentence = "^site slake has a budget of 0 layers and no head to train: give it 1 or more in schedule.site_budgets, "
     with pytest.raises(FedpeftError, match=sentence) as refused:
         learner.layer_budget()
-    assert refused.value.setting == "schedule.site_budgets"
+    assert refused.value.setting == setting
 
 
 def test_drawn_budgets_lie_in_their_range(sections, tmp_path):
