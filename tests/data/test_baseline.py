@@ -78,6 +78,15 @@ def test_classes_and_answers_with_too_few_test_images_count_in_no_mean():
     assert baseline(site(["a"], images, MACRO_F1), min_images=2) == pytest.approx(2 * 2 / (2 + 5) / 2)
 
 
+@pytest.mark.parametrize("metric", [BALANCED_ACCURACY, MACRO_F1])
+def test_a_mean_of_too_few_samples_of_answers_that_training_has_is_none(metric):
+    """Six of the twelve are of an answer that training lacks."""
+    data = site(["a", "b"], ["a"] * 6 + ["x"] * 6, metric)
+    assert baseline(data, min_images=5, min_samples=6) is not None
+    assert baseline(data, min_images=5, min_samples=7) is None
+    assert baseline(data, min_images=5, min_samples=7, answers=["a", "b", "x"]) is not None
+
+
 @pytest.mark.parametrize(
     ("figures", "constant", "expected"),
     [

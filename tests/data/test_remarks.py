@@ -54,6 +54,13 @@ def test_classes_with_fewer_test_images_than_the_site_measures_are_said(metric, 
     assert found == list(remarks(site, min_images=2))
 
 
+def test_fewer_test_samples_of_counted_answers_than_the_site_measures_are_said():
+    site = site_of(BALANCED_ACCURACY, ["a", "b"], ["a", "a", "b"])
+    assert list(remarks_on_variety(site, min_images=2, min_samples=2)) == []
+    (sentence,) = remarks(site, min_images=2, min_samples=3)
+    assert sentence.startswith("Fewer than 3 test samples are of answers with 2 of them or more: ")
+
+
 @pytest.mark.parametrize(
     ("backbone", "questions", "said"),
     [("tiny-vit", ("what?", "where?"), True), ("tiny-vit", ("what?", "what?"), False), ("vilt", ("a", "b"), False)],

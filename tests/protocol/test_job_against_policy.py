@@ -138,6 +138,12 @@ REFUSED = [
     ("another GPU", {"training": {"device": "cuda:3"}}, {}, "training.device"),
     ("a GPU where none is given", {"training": {"device": "cuda"}}, {"device": "cpu"}, "training.device"),
     ("one sample to score on", {"schedule": {**SCHEDULED, "score_samples": 1}}, {}, "schedule.score_samples"),
+    (
+        "samples to score on with too small a power of two",
+        {"schedule": {**SCHEDULED, "score_samples": 20}},
+        {"min_score_samples": 20},
+        "schedule.score_samples",
+    ),
     ("many samples to score on", {"schedule": {**SCHEDULED, "score_samples": 9999}}, {}, "schedule.score_samples"),
     ("scores", {"schedule": SCHEDULED}, {"scores": False}, "schedule.solver"),
     ("one probe", {"method": {"probe_samples": 1}}, {}, "method.probe_samples"),

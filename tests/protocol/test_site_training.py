@@ -45,6 +45,17 @@ def test_without_a_sites_file_the_job_decides_on_the_last_step(learner, monkeypa
     assert batch_sizes(learner("training.batch_size=17", "training.local_epochs=1"), monkeypatch) == [17, 1]
 
 
+@pytest.mark.parametrize(("own", "size"), [({"seed": 3, "min_score_samples": 8}, 16), (None, 17)])
+def test_a_job_chooses_the_samples_whose_scores_leave_only_where_there_is_no_sites_file(learner, own, size):
+    scheduled = ("schedule.solver=exact", "schedule.budget=1", "method.aggregation=fedavg", "schedule.score_samples=17")
+    drawn = []
+    for seed in (0, 1):
+        _, batches = learner(*scheduled, f"training.seed={seed}", own=own)._score_samples(1)
+        drawn.append(torch.cat([batch.inputs["pixel_values"] for batch in batches]))
+    assert [len(one) for one in drawn] == [size, size]
+    assert torch.equal(*drawn) == bool(own)
+
+
 @pytest.mark.parametrize(("own", "sizes"), [({"seed": 3}, (8, 8)), (None, (10, 11))])
 def test_a_job_chooses_the_samples_whose_loss_leaves_only_where_there_is_no_sites_file(learner, own, sizes):
     chosen = [("method.probe_samples=10", "training.seed=0"), ("method.probe_samples=11", "training.seed=1")]

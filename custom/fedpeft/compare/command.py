@@ -24,7 +24,7 @@ OUT = "comparison"
 NAME = "comparison"  # of the files
 LOSSES = "losses.svg"
 SEEDS = 3
-MAX_NUMBER = 1000  # of seeds, rounds or processes
+MAX_NUMBER, MAX_ROUNDS = 1000, 10_000  # of seeds and processes; of rounds, as a job may have
 
 
 def add(commands: Any) -> None:
@@ -60,8 +60,9 @@ def compare(chosen: argparse.Namespace) -> None:
     from fedpeft.compare.table import compared
 
     for name in ("seeds", "last", "processes"):
-        if (number := getattr(chosen, name)) is not None and not 1 <= number <= MAX_NUMBER:
-            raise FedpeftError(f"--{name} is {number}, it must be from 1 to {MAX_NUMBER:,}.")
+        most = MAX_ROUNDS if name == "last" else MAX_NUMBER
+        if (number := getattr(chosen, name)) is not None and not 1 <= number <= most:
+            raise FedpeftError(f"--{name} is {number}, it must be from 1 to {most:,}.")
     if chosen.sweep:
         _sweep(chosen)
         return

@@ -262,7 +262,7 @@ def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
     if not file.is_file():
         return []
     wanted, found = {run.key for run in runs}, {}
-    for number, line in enumerate(read_text(file, errors="replace").splitlines(), 1):
+    for number, line in enumerate(read_text(file, errors="surrogateescape").splitlines(), 1):
         try:
             values = parse_json(line)
         except ValueError as error:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
@@ -174,6 +175,7 @@ def _is_sound(outcome: Outcome) -> bool:
         and isinstance(outcome.seed, int)
         and isinstance(outcome.settings, str)
         and all(map(one_line, (outcome.task, outcome.method)))
+        and not re.search("[\ud800-\udfff]", outcome.task + outcome.method + outcome.settings)  # bytes of no text
         and all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
     )
 

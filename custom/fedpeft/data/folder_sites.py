@@ -273,10 +273,19 @@ def _find_sites_with_data(
             _loaded_without_validation(own, name)
             sites[name] = {}
         except DataError as error:
+            if own != common and _has_data(common, name):
+                raise
             errors[name] = error
     if not sites:
         raise next(iter(errors.values()))
     return sites, (f"Without data here: {', '.join(errors)}.",) if errors else ()
+
+
+def _has_data(settings: Mapping[str, Any], site: str) -> bool:
+    try:
+        return bool(_loaded_without_validation(settings, site))
+    except DataError:
+        return False
 
 
 def _loaded_without_validation(settings: Mapping[str, Any], site: str) -> SiteData:

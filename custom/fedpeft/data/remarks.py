@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 from fedpeft import backbones
 from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings
@@ -40,7 +41,9 @@ def _count(data: SiteData, min_images: int, of_head: Collection[str]) -> int:
         return sum(not counted <= set(example.unknown_labels) for example in data.test)
     if data.metric == ACCURACY:
         return len(data.test)
-    return sum(_counted(_classes(data, of_head), min_images).values())
+    vocabulary = AnswerVocabulary(of_head) if of_head else AnswerVocabulary.from_examples(data.train)
+    classes = [vocabulary.class_of(example) for example in data.test if vocabulary.accepted(example)]
+    return sum(_counted(classes, min_images).values())
 
 
 def _accuracy(data: SiteData, min_images: int, of_head: Collection[str]) -> float:
@@ -99,15 +102,15 @@ _OF_LABELS: _Baselines = {MACRO_F1: _macro_f1}
 _OF_ANSWERS: _Baselines = {ACCURACY: _accuracy, BALANCED_ACCURACY: _balanced_accuracy, MACRO_F1: _f1_of_answers}
 
 
-def remarks(data: SiteData, *, min_images: int = 1, min_samples: int = 0) -> Iterator[str]:
+def remarks(data: SiteData, **least: Any) -> Iterator[str]:
     """Yield sentences on what was left out, is unusual, or does not vary, for people at the site; nothing is sent.
 
-    `min_images`, `min_samples`: see `baseline`.
+    `least`: as of `baseline`.
     """
     for why, count in data.left_out:
         yield f"{count:,} left out: {why}."
     yield from data.notes
-    yield from remarks_on_variety(data, min_images=min_images, min_samples=min_samples)
+    yield from remarks_on_variety(data, **least)
 
 
 def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
@@ -120,7 +123,9 @@ def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
         )
 
 
-def remarks_on_variety(data: SiteData, *, min_images: int = 1, min_samples: int = 0) -> Iterator[str]:
+def remarks_on_variety(
+    data: SiteData, *, min_images: int = 1, min_samples: int = 0, answers: Collection[str] = ()
+) -> Iterator[str]:
     """Yield a sentence where a site has nothing to learn, or nothing to measure; for the numbers see `baseline`."""
     absent = len(data.labels) - data.answers_in_training
     if not data.labels:
@@ -132,10 +137,10 @@ def remarks_on_variety(data: SiteData, *, min_images: int = 1, min_samples: int 
         yield f"{absent} of {len(data.labels)} labels are on no image of training."
     if baseline(data) is None:
         yield "No image of the test split has a label: the site trains, and its figure is not measured."
-    elif baseline(data, min_images=min_images) is None:
+    elif baseline(data, min_images=min_images, answers=answers) is None:
         what = "label" if data.labels else "answer"
         yield f"No {what} is on {min_images} test images: the site trains, and its figure is not measured."
-    elif baseline(data, min_images=min_images, min_samples=min_samples) is None:
+    elif baseline(data, min_images=min_images, min_samples=min_samples, answers=answers) is None:
         what = "labels" if data.labels else "answers"
         yield (
             f"Fewer than {min_samples} test samples are of {what} with {min_images} of them or more: the site trains, "

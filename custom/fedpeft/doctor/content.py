@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ from fedpeft.backbones.backbone import LITE0_FILE, NotInCacheError, hub_reachabl
 from fedpeft.backbones.checkpoint import check_config
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import read_json
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.core.workspace import DATA_VARIABLE, SERVER
 from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
@@ -150,19 +151,20 @@ def check_data(context: Context) -> Iterator[Finding]:
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
         policy = context.policy
-        measured = not (policy and loaded.validation) or _is_validated(loaded, policy)
+        measured = not (policy and loaded.validation) or _is_validated(loaded, policy, answers.answers)
         kept = policy and (policy.sum_with or not policy.metrics or not measured)
         if job.training.patience and kept:
             why = f"training.patience is {job.training.patience}, and this site's file keeps its figures here"
             yield warned(f"site {site}: {why}: others decide when the job ends, or set it to 0.")
-        if job.training.keep == BEST and not measured:
+        if job.training.keep == BEST and not measured and loaded.metric != ACCURACY:
             why = "training.keep is 'best', and its validation split has too few samples for a figure"
-            yield warned(f"site {site}: {why}: give it more, or set training.keep to 'last'.")
+            yield warned(f"site {site}: {why}: raise validation_fraction, or set training.keep to 'last'.")
         if not loaded.validation:
             found = _validation_problems(job, context)
             yield from (finding(f"site {site}: {sentence}") for finding, sentence in found)
         whole += [replace(loaded, site=site)] * opened.startswith("all")
-        least = {"min_images": policy.min_class_images, "min_samples": policy.min_test_samples} if policy else {}
+        least: dict[str, Any] = {"answers": answers.answers}
+        least |= {"min_images": policy.min_class_images, "min_samples": policy.min_test_samples} if policy else {}
         serious = set(remarks_on_variety(loaded, **least))
         for remark in (*unread_questions(loaded, job.backbone.name), *_cut_texts(loaded, job, context.downloads)):
             yield warned(f"site {site}: {remark}")
@@ -173,12 +175,13 @@ def check_data(context: Context) -> Iterator[Finding]:
             yield warned(remark)
 
 
-def _is_validated(loaded: SiteData, policy: SitePolicy) -> bool:
+def _is_validated(loaded: SiteData, policy: SitePolicy, answers: Collection[str]) -> bool:
     """Return whether the site has a figure of its validation split, of as many samples as its policy asks for."""
     least = policy.min_validation_samples
     enough = len(loaded.validation) >= least
     split = replace(loaded, test=loaded.validation)
-    return enough and baseline(split, min_images=policy.min_class_images, min_samples=least) is not None
+    figure = baseline(split, min_images=policy.min_class_images, min_samples=least, answers=answers)
+    return enough and figure is not None
 
 
 def _validation_problems(job: SiteJob, context: Context) -> Iterator[tuple[Callable[[str], Finding], str]]:

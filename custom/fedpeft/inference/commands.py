@@ -107,12 +107,15 @@ def answered(
     return predictions, measure.figures() if measure else None
 
 
+MAX_TOP = 1000  # answers of one example: each has two columns
+
+
 def _check_predict(arguments: argparse.Namespace) -> None:
     """Refuse what cannot be done before anything is loaded."""
     from fedpeft.inference.table import may_be_replaced
 
-    if arguments.top < 1:
-        raise FedpeftError(f"--top is {arguments.top}, it must be at least 1.")
+    if not 1 <= arguments.top <= MAX_TOP:
+        raise FedpeftError(f"--top is {arguments.top}, it must be from 1 to {MAX_TOP:,}.")
     if arguments.image and len(arguments.image) > 1:
         raise FedpeftError(
             f"--image is given {len(arguments.image)} times: name one image or folder, or list the images in a "

@@ -38,7 +38,6 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int
     A row has `max_answers` answers; each label has a column with its probability, in the order of its name.
     """
     labelled = bool(predictions) and predictions[0].applies is not None
-    max_answers = min(max_answers, max((len(one.answers) for one in predictions), default=1))
     rows = list(map(_labels if labelled else _answers, predictions))
     columns = list(COLUMNS)
     if labelled:

@@ -135,7 +135,7 @@ class SitePolicy:
             (`method.pia.share: validation`).
         min_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1. A
             single image of a class would show in them whether it is recognized.
-        min_score_samples: samples over which a layer score is formed.
+        min_score_samples: samples over which a layer score is formed, a power of two of them.
         min_batch_size: samples per training step, and so at least for training; what would be left for a smaller last
             step of a pass joins the step before it.
         min_probe_samples: training samples whose activations decide the order of neurons.

@@ -82,7 +82,7 @@ def look(folder: Path, overrides: Iterable[str] = (), *, out: Path = Path(), bac
     found = sites_in(folder, chosen.get("data"))
     sections = overlay(part_of(out / CONFIGS, _backbone_part(found, backbone)), chosen)
     check_known(sections)
-    if wrong := next((name for name, own in sections.items() if not isinstance(own, Mapping)), ""):
+    if wrong := next((name for name, own in sections.items() if not isinstance(own, Mapping | None)), ""):
         raise FedpeftError(f"{wrong} is {sections[wrong]!r:.80}, it must have settings by name: correct the part.")
     share = found.section.get("unreadable", DataSettings.unreadable)
     read = [fit_data(data, sections, site, share=share) for site, data in zip(found.of_sites, found.data, strict=True)]

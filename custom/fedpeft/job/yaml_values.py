@@ -42,6 +42,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            return super().construct_mapping(node, deep=deep)  # which refuses it
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
         if twice := next((name for number, name in enumerate(names) if name in names[:number]), None):
             raise ValueError(f"the name {twice!r:.40} is there twice, from line {node.start_mark.line + 1}")

@@ -126,6 +126,10 @@ def _amount_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
                 continue  # where no layer is scored, too few samples of it reveal nothing
             if lowest and value < getattr(policy, lowest):
                 yield f"{section}.{field.name}", f"is {value!r}, {lowest} is {getattr(policy, lowest)!r}"
+    asked = job.schedule.score_samples
+    if job.schedule.scored and (scored := probe_size(asked, asked)) < policy.min_score_samples <= asked:
+        why = f"is {asked}, of which a site scores the power of two below, {scored}"
+        yield "schedule.score_samples", f"{why}, and min_score_samples is {policy.min_score_samples}"
 
 
 def _training_rule(policy: SitePolicy, job: SiteJob) -> Refusals:

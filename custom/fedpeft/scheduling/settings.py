@@ -82,8 +82,8 @@ class ScheduleSettings:
         scoring: `fresh` (a score task on the round's global adapters, the paper) or `with_reply` (scores of the site's
             just-trained model travel with its reply, for the next round).
         every: a fresh score task in every n-th round; the rounds between use the last scores. Not for `with_reply`.
-        score_samples: training samples that a site scores on. `fd`, `first_k`, `last_k`, `magnitude` and `fedselect`
-            do not depend on them.
+        score_samples: training samples that a site scores on, rounded down to a power of two at a site with a site
+            policy. `fd`, `first_k`, `last_k`, `magnitude` and `fedselect` do not depend on them.
         budget: layers a site may train; 0: what its memory holds, measured at the site.
         budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`; 0: the head only.
         site_budgets: by site, a budget that replaces the others; 0: that site trains only its head.

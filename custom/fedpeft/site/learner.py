@@ -142,8 +142,9 @@ class Learner:
             smallest=policy.min_batch_size if policy else 1,
             site_seed=policy.seed if policy else None,
         )
-        self.counted = {"min_images": policy.min_class_images, "min_samples": policy.min_test_samples} if policy else {}
-        self.constant = baseline(site_data, **self.counted, answers=self.vocabulary.answers)
+        least = {"min_images": policy.min_class_images, "min_samples": policy.min_test_samples} if policy else {}
+        self.counted: dict[str, Any] = {"answers": self.vocabulary.answers, **least}
+        self.constant = baseline(site_data, **self.counted)
         self._evaluation = Evaluation(self.model, site_data, self.batches.draw, policy=policy)
         self.values = RoundValues(site, self.model, method)
         self._personalization = imported(PERSONALIZATIONS[training.personalization].home)
