@@ -203,7 +203,7 @@ def test_what_a_spreadsheet_would_compute_is_text(predict, tables, tmp_path):
         ("classes", ["--manifest", "EMPTY"], "holds neither 'manifest.csv'"),
         ("classes", ["--manifest", "EMPTY/table.csv"], "table.csv is not a folder; name the one that holds the table"),
         ("classes", ["--split", "test", "--question", "why ?"], "belongs to --image"),
-        ("classes", ["--split", "test", "--top", "0"], "must be at least 1"),
+        ("classes", ["--split", "test", "--top", "0"], "it must be from 1 to 1,000"),
         ("classes", ["--split", "test", "--out", "out.txt"], "must end in .csv"),
         ("classes", ["--split", "test", "--heatmap", "out.txt"], "must end in .png"),
         ("classes", ["--split", "test", "--heatmap", "out.png"], "there are 9"),

@@ -230,7 +230,8 @@ def test_what_a_backbone_declares_for_methods_is_allowed(name, pretrained):
         ("training.validate=!!bool x", "does not fit its value"),
         ("training.rounds=!!int ''", "does not fit its value"),
         ("data.root=!!timestamp soon", "does not fit its value"),
-        ("data.sites=!!map [a]", "does not fit its value"),
+        ("data.sites=!!map [a]", "expected a mapping node, but found sequence"),
+        ("data.sites=!!map x", "expected a mapping node, but found scalar"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_runs(override, message):
