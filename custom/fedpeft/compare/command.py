@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import MAX_ROUNDS
 from fedpeft.core.text import counted
 from fedpeft.job import JOB_HELP
 
@@ -24,7 +25,7 @@ OUT = "comparison"
 NAME = "comparison"  # of the files
 LOSSES = "losses.svg"
 SEEDS = 3
-MAX_NUMBER, MAX_ROUNDS = 1000, 10_000  # of seeds and processes; of rounds, as a job may have
+MAX_NUMBER = 1000  # of seeds and processes
 
 
 def add(commands: Any) -> None:

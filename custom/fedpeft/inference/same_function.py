@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
-FIRST = ("rule_std", "d_initial")  # of first values, as what begins with `init`
 SCALE = "lora_alpha / r"
 ELSEWHERE = ".../"
 
@@ -43,7 +42,7 @@ def difference(
     for config in (one, other) if family else ():
         tuning.settle(config, family)
     names = [field.name for field in dataclasses.fields(other) if field.name not in tuning.may_differ]
-    names = [name for name in names if "dropout" not in name and not name.startswith("init") and name not in FIRST]
+    names = [name for name in names if "dropout" not in name and not name.startswith("init")]
     names += sorted(tuning.starts(one) | tuning.starts(other))
     if not scaled:
         names += [name for name in PATTERNS if hasattr(other, name)]

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 class PeftTuning(SlotTuning):
     """A tuner of PEFT."""
 
+    may_differ = SlotTuning.may_differ | {"d_initial"}  # of VeRA's first values
     config_cls: type[PeftConfig] = field(kw_only=False)
     name: str  # of its registration
     tensors: tuple[str, ...]  # names of its containers of tensors in PEFT's layers, such as `ia3_l`

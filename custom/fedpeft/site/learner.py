@@ -143,7 +143,7 @@ class Learner:
             site_seed=policy.seed if policy else None,
         )
         least = {"min_images": policy.min_class_images, "min_samples": policy.min_test_samples} if policy else {}
-        self.counted: dict[str, Any] = {"answers": self.vocabulary.answers, **least}
+        self.counted: dict[str, Any] = {"answers": self.vocabulary.answers, **least}  # in a figure, see `baseline`
         self.constant = baseline(site_data, **self.counted)
         self._evaluation = Evaluation(self.model, site_data, self.batches.draw, policy=policy)
         self.values = RoundValues(site, self.model, method)

@@ -165,7 +165,7 @@ def _token_mean(hidden: torch.Tensor, weights: torch.Tensor | None, place: str) 
 class BottleneckTuning(SlotTuning):
     """A kind of bottleneck adapter, defined by its configuration class."""
 
-    may_differ = SlotTuning.may_differ | {"layers", "reduction_factor", "layer_widths"}
+    may_differ = SlotTuning.may_differ | {"layers", "reduction_factor", "layer_widths", "rule_std"}
 
     def __init__(self, config_cls: type[BottleneckConfig]) -> None:
         super().__init__(config_cls)
