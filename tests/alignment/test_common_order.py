@@ -81,6 +81,7 @@ def test_the_spread_never_rises_from_pass_to_pass(sites, width, features):
         )
     by_passes = [search(problem, passes).lengths[-1] for passes in (1, 2, PASSES)]
     assert by_passes == sorted(by_passes)
+    assert all(len(search(problem, passes).lengths) <= passes + 1 for passes in (1, 2, PASSES))
 
 
 def test_at_the_end_no_site_has_a_better_order_for_the_mean_of_the_others():

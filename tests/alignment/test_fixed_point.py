@@ -6,7 +6,7 @@ import torch
 from grids import each
 from samples import PLACES, at, generator, largest_difference, noisy, same_bytes, shuffled_state, state
 
-from fedpeft.alignment import PIASettings, align_upload, barycenter, integrate
+from fedpeft.alignment import PIASettings, align_upload, barycenter, common_order, integrate
 from fedpeft.core.errors import FedpeftError
 
 FIXED_POINT = PIASettings(reference="fixed_point", gamma=0.0)
@@ -66,7 +66,10 @@ def test_the_list_of_sites_may_have_any_order(shuffle):
     assert other["decisions"] == report["decisions"]
 
 
-def test_passes_belong_to_the_fixed_point_alone():
+def test_passes_belong_to_the_fixed_point_alone(monkeypatch):
+    received = []
+    original = common_order.common_order
+    monkeypatch.setattr(common_order, "common_order", lambda *args: received.append(args[-1]) or original(*args))
     _, states = drifted("houlsby", 3, 0.5, shuffle=True)
     paper, _ = integrate(states, [1, 2, 3])
     assert same_bytes(integrate(states, [1, 2, 3], PIASettings(reference="fedavg", passes=1))[0], paper)
@@ -75,6 +78,7 @@ def test_passes_belong_to_the_fixed_point_alone():
         _, report = integrate(states, [1, 2, 3], PIASettings(reference="fixed_point", passes=passes))
         distances.append(sum(row["after"] for row in report["sites"].values()))
     assert distances[-1] <= distances[0] * (1 + 1e-6)
+    assert list(dict.fromkeys(received)) == [1, 2, 20]
 
 
 def test_plans_that_move_nothing_leave_fedavg_to_the_bit():

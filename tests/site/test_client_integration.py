@@ -15,6 +15,7 @@ from fedpeft.core.states import equal
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.site import client_round, site_state
+from fedpeft.site import learner as learner_module
 from fedpeft.site.client_round import Mixed, accepted_global, chosen_share, own_trained
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import OPTIMIZERS
@@ -339,15 +340,22 @@ def test_samples_are_drawn_only_where_they_are_needed(two):
     )
 
 
-def test_a_site_that_joins_later_brings_its_own_adapter(sections, tmp_path):
+def test_a_site_that_joins_later_first_trains_what_the_others_have_trained(sections, tmp_path, monkeypatch):
+    original, trained = learner_module.train_epochs, []
+
+    def watched(*args, epochs, first_step, **others):
+        trained.append((epochs, first_step))
+        return original(*args, epochs=epochs, first_step=first_step, **others)
+
+    monkeypatch.setattr(learner_module, "train_epochs", watched)
     joined = sections("method.pia.client=false", "training.rounds=3", "schedule.joins={vqa-rad: 2}")
     first, second, third = federate(learners_of(joined, tmp_path / "joined"))
     assert list(first.updates) == ["slake"]
-    alone = sections("method.initialization=own", "training.rounds=3", "training.first_epochs=2")
-    trained = Learner.from_sections(alone, site="vqa-rad", folder=tmp_path / "alone").train_round(1, {})
-    assert not equal(first.state, second.updates["vqa-rad"].state)
-    assert second.updates["vqa-rad"].state.keys() == trained.state.keys()
-    assert set(third.updates) == set(SITES)
+    assert list(second.updates) == list(third.updates) == ["slake", "vqa-rad"]
+    (once, start), (_, second_step), (later, no_step), _, (last, third_step) = trained
+    assert (once, start) == (last, 0)
+    assert (later, no_step) == (2 * once, 0)
+    assert third_step == 2 * second_step
 
 
 NARROW = "method.site_settings={slake: {reduction_factor: 2}}"  # 4 elsewhere

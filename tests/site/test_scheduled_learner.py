@@ -230,6 +230,17 @@ def test_drawn_budgets_lie_in_their_range(sections, tmp_path):
         assert len(layers) == learners[site].layer_budget() in (1, 2)
 
 
+def test_each_site_draws_its_own_budget_by_the_seed_of_the_job():
+    settings = ScheduleSettings(solver="exact", budget_range=(1, 4))
+
+    def draw(seed):
+        return [settings.budget_of(f"site-{number}", seed=seed) for number in range(200)]
+
+    assert set(draw(0)) == {1, 2, 3, 4}
+    assert draw(0) == draw(0)
+    assert draw(0) != draw(1)
+
+
 @pytest.mark.parametrize(("margin", "layers"), [(0.1, [0, 1]), (0.999999, [])])
 def test_the_margin_of_a_job_decides_how_many_layers_the_memory_holds(sections, tmp_path, margin, layers):
     chosen = sections("schedule.solver=exact", f"schedule.memory_margin={margin}", "method.aggregation=fedavg")
