@@ -139,7 +139,8 @@ def test_a_name_is_a_short_text(manager, name):
 
 
 @pytest.mark.parametrize(
-    ("certificate", "taken"), [("lead@hospital.org", True), ("north", False), ("relay", False), (None, True)]
+    ("certificate", "taken"),
+    [("lead@hospital.org", True), ("north", False), ("relay", False), (None, True), ("N/A", True)],
 )
 def test_a_consoles_name_is_a_persons(manager, certificate, taken):
     name = "_admin_6a1b3c5d-0000-4000-8000-000000000001"
@@ -154,6 +155,10 @@ def test_a_certificate_has_so_many_connections(manager):
     manager.handle_new_connection(other)
     manager.handle_new_connection(unnamed)
     assert len(manager.sfm_conns) == MAX_CONNECTIONS + 2
+    strangers = [connection(f"stranger{number}", "N/A") for number in range(MAX_CONNECTIONS + 5)]
+    for one in strangers:  # FLARE's word where a peer shows no certificate
+        manager.handle_new_connection(one)
+    assert not any(one.closed for one in strangers)
     assert sum(len(one.closed) for one in made) == 5
     assert not other.closed
     assert not unnamed.closed

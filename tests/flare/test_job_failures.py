@@ -35,6 +35,7 @@ def guarded(monkeypatch):
         (FederatedServer, "process_job_failure"),
         (FederatedServer, "_resolve_missing_client_outcome"),
         (job_runner, "check_client_replies"),
+        (job_runner.JobRunner, "_deploy_job"),
         (FedAdminServer, "send_requests"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -135,6 +136,38 @@ def test_a_job_starts_though_one_site_cannot_start_its_part(reply, starts, stric
     away = job_runner.check_client_replies(replies, ["north", "south"], "start job (a-job)", strict)
     assert away == (["north"] if strict and not starts else [])
     assert [one.client_name for one in replies if one.reply] == ["north", "south"][not starts :]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_job_starts_though_one_site_has_left(strict):
+    replies = [ClientReply("", "south", AdminMessage("start", ""), STARTED)]
+    away = job_runner.check_client_replies(replies, ["north", "south"], "start job (a-job)", strict)
+    assert away == (["north"] if strict else [])
+    with pytest.raises(RuntimeError, match="no replies"):
+        job_runner.check_client_replies([], ["north", "south"], "start job (a-job)", strict)
+
+
+@pytest.mark.parametrize(
+    ("there", "min_sites", "required", "deployed"),
+    [
+        (("north", "south"), 1, None, ["server", "north", "south"]),
+        (("south",), 1, None, ["server", "south"]),
+        (("south",), 2, None, ["server", "north", "south"]),  # FLARE then says who is missing
+        (("south",), 1, ["north"], ["server", "north", "south"]),
+    ],
+)
+def test_a_job_is_deployed_though_one_site_has_left(monkeypatch, there, min_sites, required, deployed):
+    given = []
+    monkeypatch.setattr(
+        job_runner.JobRunner, "_deploy_job", lambda self, job, sites, context: given.extend(sites) or (JOB, [])
+    )
+    guard_job_failures()
+    engine = SimpleNamespace(get_client_from_name=lambda name: name if name in there else None)
+    job = SimpleNamespace(job_id=JOB, min_sites=min_sites, required_sites=required)
+    sites = dict.fromkeys(["server", "north", "south"])
+    found = job_runner.JobRunner._deploy_job(None, job, sites, SimpleNamespace(get_engine=lambda: engine))
+    assert given == deployed
+    assert found == (JOB, ["north"] if "north" not in deployed else [])
 
 
 def resources(**said):

@@ -186,11 +186,37 @@ def test_what_is_encrypted_or_in_bulk_is_dropped_and_no_address_is_dialled(guard
     assert not taken
     assert "an encrypted message" in said[0]
     assert "messages in bulk" in said[1]
+    certificate = {**headers, MessageHeaderKey.CHANNEL: "credential_manager", MessageHeaderKey.TOPIC: "key_exchange"}
+    CoreCell._process_received_msg(cell, SimpleNamespace(name="north"), None, Message(certificate, {}))
+    assert not taken
+    assert "a certificate" in said[2]
     assert CoreCell._add_adhoc_connector(cell, "north", "tcp://elsewhere:1") is None
     with pytest.raises(
         RuntimeError, match="no certificate of 'north' is asked for"
     ):  # for an answer, or one of several
         CertificateExchanger.exchange_certificate(cell, "north")
+
+
+@pytest.mark.parametrize(
+    ("here", "peer", "origin", "destination", "taken"),
+    [
+        ("server", "north", "north", "server", True),
+        (f"server.{JOB}", "server", "server", f"server.{JOB}", True),
+        ("relay", "relay.north", "relay.north", "relay", True),
+        ("server", "north", "north", f"server.{JOB}", False),  # the job's process would forget the server
+        (f"server.{JOB}", "server", "north", f"server.{JOB}", False),
+        ("server", "relay", "relay.north", "server", False),  # the server would forget the relay
+    ],
+)
+def test_a_farewell_is_taken_from_the_neighbour_that_leaves_alone(monkeypatch, here, peer, origin, destination, taken):
+    seen = []
+    monkeypatch.setattr(CoreCell, "_process_received_msg", lambda *arguments: seen.append(arguments))
+    guard_origins()
+    headers = {MessageHeaderKey.ORIGIN: origin, MessageHeaderKey.DESTINATION: destination}
+    message = Message({**headers, MessageHeaderKey.CHANNEL: CellChannel.CELLNET, MessageHeaderKey.TOPIC: "bye"}, None)
+    cell = SimpleNamespace(my_info=SimpleNamespace(fqcn=here))
+    CoreCell._process_received_msg(cell, SimpleNamespace(name=peer), None, message)
+    assert bool(seen) is taken
 
 
 @pytest.mark.parametrize(("origin", "taken"), [("north.0c5", True), ("south", False), ("north", False), (None, False)])

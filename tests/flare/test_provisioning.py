@@ -7,11 +7,15 @@ import re
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from grids import each
-from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import Job, JobMetaKey
+from nvflare.app_common.job_schedulers.job_scheduler import SCHEDULE_RESULT_NO_RESOURCE, DefaultJobScheduler
 from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
@@ -176,7 +180,18 @@ def test_the_server_stores_in_its_own_folder_and_admits_the_sites(kits):
 def test_a_job_waits_for_its_sites_longer_than_flare_lets_it(kits):
     components = {c["id"]: c for c in read(kits, "server", "resources.json.default")["components"]}
     arguments = components["job_scheduler"]["args"]
-    assert arguments["max_schedule_count"] * DefaultJobScheduler().max_schedule_interval > 60 * DAY
+    scheduler = DefaultJobScheduler(**arguments)
+    assert scheduler.max_schedule_count * scheduler.max_schedule_interval > 60 * DAY
+    scheduler._exceed_max_jobs = lambda fl_ctx: False
+    scheduler._try_job = lambda job, context: (SCHEDULE_RESULT_NO_RESOURCE, None, "a site is away")
+    context = FLContext()
+    context.set_prop(
+        ReservedKey.ENGINE, SimpleNamespace(new_context=lambda: nullcontext(context)), private=True, sticky=False
+    )
+    tried: list[Job] = []
+    waiting = Job("waiting", {}, {}, {JobMetaKey.SCHEDULE_COUNT.value: arguments["max_schedule_count"] - 1})
+    scheduler._do_schedule_job([waiting, Job("next", {}, {}, {})], context, tried, [])
+    assert [job.job_id for job in tried] == ["waiting", "next"]
 
 
 def test_the_server_keeps_outcomes_finishes_stale_jobs_and_takes_sites_back(kits):

@@ -249,6 +249,16 @@ def test_counts_have_few_and_short_names():
     assert counts.cat_counters[OTHERS]["received"] == 100
 
 
+def test_a_return_code_that_a_site_writes_is_counted_whatever_it_is():
+    """FLARE counts it before it reads a reply, and an error there would fail all sites' replies."""
+    counts = CounterPool("counts", "", ["received"])
+    for code in ([], {}, None, *(f"{number}" + "x" * 1000 for number in range(MAX_CATEGORIES + 100))):
+        counts.increment("cell:REPLY", code)
+    assert counts.cat_counters["cell:REPLY"]["[]"] == 1
+    assert len(counts.counter_names) == MAX_CATEGORIES + 1
+    assert max(map(len, counts.counter_names)) <= 200
+
+
 def test_no_participant_can_take_all_threads_of_any_pool_of_flare(monkeypatch):
     pools = {one for one in vars(stream_utils).values() if isinstance(one, CheckedExecutor)}
     assert pools == set(connections.POOLS), "FLARE has another pool than before"

@@ -126,6 +126,8 @@ def main(kit: Path, port: str, job: str, victim: str) -> None:
             for one in (log, upload)
         ],
     ]
+    # the job's process would forget the server, and nothing would reach it any more
+    cell.core_cell.fire_and_forget(CellChannel.CELLNET, CellChannelTopic.Bye, process, Message())
     for target, channel, topic, payload in requests:
         message = new_cell_message({CellMessageHeaderKeys.JOB_ID: job}, payload)
         reply = cell.send_request(target=target, channel=channel, topic=topic, request=message, timeout=10.0)

@@ -129,6 +129,7 @@ class PolicyBuilder(Builder):
         _component_of(settings, "job_scheduler")["args"] |= {
             "max_jobs": self._max_jobs,
             "max_schedule_count": MAX_TRIES,
+            "min_schedule_interval": 10,  # seconds; FLARE doubles it with every try, to more than a float can hold
         }
         _component_of(settings, "job_manager")["path"] = JOB_STORE
         # it writes what a site streams to a file whose name the site chooses, and no site of a consortium streams logs

@@ -130,7 +130,8 @@ def _refuse_too_many_connections(take: Callable, self: ConnManager, connection: 
 
 def _certificate(connection: Connection) -> str | None:
     """Return the common name of the certificate at the other end of a connection, where there is one."""
-    return (connection.get_conn_properties() or {}).get(DriverParams.PEER_CN.value)
+    name = (connection.get_conn_properties() or {}).get(DriverParams.PEER_CN.value)
+    return None if name == "N/A" else name  # FLARE's word for none
 
 
 def _refuse_second_name(update: Callable, self: ConnManager, connection: SfmConnection, said: dict) -> None:
@@ -400,4 +401,6 @@ def _record_under_bounded_category(record: Callable, self: HistPool, category: s
 def _count_under_bounded_category(
     increment: Callable, self: CounterPool, category: str, counter_name: str, amount: int = 1
 ) -> None:
-    increment(self, _bounded_category(self.cat_counters, category), counter_name, amount)
+    """Count a message; the counter's name may be the return code that a site wrote, of any type."""
+    counter = _bounded_category(self.counter_names, counter_name)
+    increment(self, _bounded_category(self.cat_counters, category), counter, amount)

@@ -2,8 +2,8 @@
 """Check jobs before FLARE reads them, and let a site whose part of a job ends early cost the job only that site.
 
 FLARE 2.9 has no hook before its validator parses a submitted job, HOCON and YAML too, and HOCON reads files and URLs.
-It ends a whole job when one site cannot start its part, when a site's process of the job fails, and when a site is lost
-while a finished job waits for it. Only jobs with a quorum are admitted, so the quorum can always decide.
+It ends a whole job when one site cannot start its part or has left before, when a site's process of the job fails, and
+when a site is lost while a finished job waits for it. Only jobs with a quorum are admitted, so the quorum can decide.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, SiteType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import Job
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.streamers.file_streamer import FileStreamer, _ChunkConsumer
@@ -189,6 +191,7 @@ def guard_job_failures() -> None:
     """In the server's own process: let no site's report, silence, refusal to start or other reply fail a job."""
     replace_function(FederatedServer, "process_job_failure", _note_part_ended)
     replace_function(FederatedServer, "_resolve_missing_client_outcome", _stop_waiting_for_site)
+    replace_function(job_runner.JobRunner, "_deploy_job", _deploy_without_gone_sites)
     replace_function(job_runner, "check_client_replies", _drop_failed_starts)
     replace_function(FedAdminServer, "send_requests", _drop_unreadable_replies)
 
@@ -220,6 +223,20 @@ def _stop_waiting_for_site(resolve: Callable, self: FederatedServer, client: Cli
     self.engine.job_runner.resolve_client_outcome(job_id, client.name)
 
 
+def _deploy_without_gone_sites(
+    deploy: Callable, self: job_runner.JobRunner, job: Job, sites: Mapping[str, Any], fl_ctx: FLContext
+) -> tuple[str, list[str]]:
+    """Count a site that left after the scheduler asked it as one where the deployment failed, if enough are left."""
+    known = fl_ctx.get_engine().get_client_from_name
+    gone = [site for site in sites if site != SiteType.SERVER and known(site) is None]
+    left = {site: info for site, info in sites.items() if site not in gone}
+    if not gone or set(gone) & set(job.required_sites or ()) or len(left) - 1 < (job.min_sites or 0):
+        return deploy(self, job, sites, fl_ctx)  # type: ignore[no-any-return]
+    logger.warning("job %s is deployed without %s, which left: the quorum decides", job.job_id, ", ".join(gone))
+    number, failed = deploy(self, job, left, fl_ctx)
+    return number, [*failed, *gone]
+
+
 def _drop_failed_starts(
     check: Callable, replies: Sequence[Any], client_sites: list[str], command: str, strict: bool = False
 ) -> Any:
@@ -227,7 +244,9 @@ def _drop_failed_starts(
         if answer.reply and not _started(answer.reply):
             logger.warning("site %s could not %s; its own log says why", answer.client_name, command)
             answer.reply = None  # as of a site that did not answer in time
-    return check(replies, client_sites, command, strict)  # type: ignore[no-any-return]
+    answered = {answer.client_name for answer in replies or ()}
+    gone = [ClientReply("", site, None, None) for site in client_sites if site not in answered] if replies else []
+    return check([*(replies or ()), *gone], client_sites, command, strict)  # type: ignore[no-any-return]
 
 
 def _started(reply: AdminMessage) -> bool:

@@ -31,7 +31,9 @@ site itself. Sites have nothing to say to each other here: a message is from the
 (a relay, its site, the site's process). FLARE would also connect, without TLS, to whatever address a message names,
 and take whoever listens there for the server or another site; and each of its threads waits an hour for the certificate
 of a sender of encrypted messages. Neither is needed, nor the end of a stream announced by anyone but its receiver, nor
-messages in bulk, which FLARE collects without a limit.
+messages in bulk, which FLARE collects without a limit, nor certificates by message: FLARE keeps those it is sent, and
+closes the connection over which a wrong one came, which may be that of others. At a farewell FLARE forgets whoever sits
+at the other end of the connection, so it counts only from there.
 
 The server signs what a client sends for a challenge, and with the same key the tokens of clients. Here it signs only
 random ids for a challenge, so that nobody gets a token signed. An administrator, whose certificate has a role, cannot
@@ -54,8 +56,15 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.apis.shareable import make_reply as make_shareable_reply
 from nvflare.apis.workspace import Workspace
-from nvflare.fuel.f3.cellnet.core_cell import _TOPIC_BULK, CertificateExchanger, CoreCell
-from nvflare.fuel.f3.cellnet.defs import CellChannel, IdentityChallengeKey, MessageHeaderKey, MessagePropKey, ReturnCode
+from nvflare.fuel.f3.cellnet.core_cell import _SM_CHANNEL, _TOPIC_BULK, CertificateExchanger, CoreCell
+from nvflare.fuel.f3.cellnet.defs import (
+    CellChannel,
+    CellChannelTopic,
+    IdentityChallengeKey,
+    MessageHeaderKey,
+    MessagePropKey,
+    ReturnCode,
+)
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.net_agent import NetAgent
 from nvflare.fuel.f3.cellnet.utils import make_reply
@@ -395,7 +404,7 @@ def _is_at_or_below(name: str, other: str) -> bool:
 
 
 def _drop_if_forged(process: Callable, self: CoreCell, endpoint: Endpoint, connection: Any, message: Message) -> None:
-    """Drop a message with a forged origin, to another site, encrypted or in bulk."""
+    """Drop a message with a forged origin, to another site, encrypted or in bulk, a certificate, another's farewell."""
     origin = message.get_header(MessageHeaderKey.ORIGIN)
     if not accepts_origin(origin, peer=endpoint.name, here=self.my_info.fqcn):
         logger.warning("a message of %.80r is dropped: it says that it comes from %.80r", endpoint.name, origin)
@@ -406,8 +415,15 @@ def _drop_if_forged(process: Callable, self: CoreCell, endpoint: Endpoint, conne
     if message.get_header(MessageHeaderKey.ENCRYPTED):
         logger.warning("an encrypted message of %.80r is dropped: TLS encrypts the connections", origin)
         return
-    topic = message.get_header(MessageHeaderKey.TOPIC)
-    if message.get_header(MessageHeaderKey.CHANNEL) == CellChannel.CELLNET and topic == _TOPIC_BULK:
+    channel, topic = (message.get_header(key) for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
+    if (channel, topic) == (CellChannel.CELLNET, _TOPIC_BULK):
         logger.warning("messages in bulk of %.80r are dropped: nobody here sends them", origin)
+        return
+    if channel == _SM_CHANNEL:
+        logger.warning("a certificate of %.80r is dropped: TLS encrypts the connections", origin)
+        return
+    between = (origin, destination) == (endpoint.name, self.my_info.fqcn)
+    if (channel, topic) == (CellChannel.CELLNET, CellChannelTopic.Bye) and not between:
+        logger.warning("a farewell of %.80r to %.80r is dropped: it is for neighbours", origin, destination)
         return
     process(self, endpoint, connection, message)
