@@ -181,6 +181,29 @@ def test_neurons_are_compared_in_the_order_of_the_mean_where_it_follows_another_
     assert figure == pytest.approx(1) if server else figure < 0.5
 
 
+@pytest.mark.parametrize(("reference", "moves"), [("largest", True), ("fixed_point", True), ("fedavg", False)])
+def test_a_site_knows_its_neurons_again_where_the_mean_may_follow_another_site(sections, tmp_path, reference, moves):
+    """The moments of the optimizer act on the neurons that they were measured for."""
+    changes = ("method.pia.client=false", f"method.pia.reference={reference}")
+    learner = learners_of(sections(*changes), tmp_path)["slake"]
+    trained = learner.train_round(1, learner.first_state()).state
+    own = site_state.load_before(learner.folder, 2)
+    assert bool(own.received) is moves
+    place, names = next((place, names) for place, names in group_by_place(trained).items() if neurons_of(names))
+    order = torch.arange(neurons_of(names).width(neurons_of(names).gather(trained, names))).roll(1)
+    back = reordered_to(own, with_order(trained, {place: order}), learner.pia)
+    key = next(key for key in own.optimizer if key.startswith(f"{place}.down.weight/exp_avg"))
+    assert torch.equal(back.optimizer[key], own.optimizer[key][order] if moves else own.optimizer[key])
+
+
+def test_control_variates_move_with_their_neurons():
+    control = {f"{prefix}{key}": tensor for prefix in ("own/", "global/") for key, tensor in adapter(0).items()}
+    moved = reordered_to(kept(adapter=adapter(1), started={}, received={}, control=control, orders=ORDERS), {}).control
+    for key, tensor in with_order(adapter(0), ORDERS).items():
+        assert torch.equal(moved[f"own/{key}"], tensor)
+        assert torch.equal(moved[f"global/{key}"], control[f"global/{key}"])
+
+
 def test_before_its_first_round_a_site_has_no_agreement():
     assert next_agreement(None, state([1.0], [1.0]), round=1, part=0.0) is None
 

@@ -4,6 +4,7 @@
 import pytest
 
 from fedpeft.alignment import PIASettings
+from fedpeft.alignment.client_pia import with_order
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import equal
 from fedpeft.federate import federate
@@ -47,10 +48,11 @@ def test_a_job_repeats_to_the_bit_and_sends_what_it_keeps_in_another_order(secti
     chosen = sections(AT_SITE, *LIVELY, *overrides)
     first, second = rounds(chosen, tmp_path / "a"), rounds(chosen, tmp_path / "b")
     assert equal(first[-1].state, second[-1].state)
-    kept = {site: site_state.load_before(tmp_path / "a" / site, 4).adapter for site in SITES}
     for site, update in first[-1].updates.items():
-        own = {key: kept[site][key] for key in update.state}
+        kept = site_state.load_before(tmp_path / "a" / site, 4)
+        own = {key: kept.adapter[key] for key in update.state}
         assert equal(sorted_neurons(update.state), sorted_neurons(own))
+        assert equal(with_order(own, kept.orders), update.state)
 
 
 @pytest.mark.slow
@@ -75,7 +77,7 @@ def test_what_a_round_sends_does_not_depend_on_the_order_in_which_training_left_
         "share": 0.5,
         "samples": samples,
     }
-    finish = client_round.start(learner.trainable, **start).finish
+    end = client_round.start(learner.trainable, **start).end
     trained = {key: tensor + 0.01 for key, tensor in received.items()}
     flipped = dict(trained)
     for key in trained:
@@ -84,8 +86,11 @@ def test_what_a_round_sends_does_not_depend_on_the_order_in_which_training_left_
         elif key.endswith("up.weight"):
             flipped[key] = trained[key].flip(1)
     assert not equal(flipped, trained)
-    assert equal(finish(flipped)[0], finish(trained)[0])
-    assert equal(finish(flipped)[1], flipped)
+    assert equal(end(flipped)[0], end(trained)[0])
+    _, kept, orders = end(flipped)
+    assert equal(kept, flipped)
+    assert equal(with_order(flipped, orders), trained)
+    assert end(trained)[2] == {}
 
 
 def test_unequal_widths_are_refused_before_the_job_starts():

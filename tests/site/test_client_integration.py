@@ -82,7 +82,7 @@ def test_half_and_every_plan_is_the_papers_mean_to_the_bit(two, integration):
     aligned, _ = align_global(other, own, settings=settings)
     assert not equal(aligned, other)
     samples = client_round.Samples(probe=list, validation=list, loss=lambda batches, state: 0.0)
-    finish, near, figures, orders, half = client_round.start(
+    finish, near, figures, orders, half, *_ = client_round.start(
         learner.trainable, own=own, first=own, received=other, settings=settings, share=0.5, samples=samples
     )
     assert equal(near, aligned)

@@ -118,7 +118,7 @@ def test_where_a_site_keeps_half_of_its_own_adapter_it_keeps_nothing_of_its_own_
     assert torch.equal(started.near[KEY], received[KEY])
     assert started.mix is None or KEY not in started.mix.own
     learner.trainable.load({KEY: received[KEY] * 2, **without_connector(own.adapter)})
-    upload, kept = started.finish(learner.trainable.state())
+    upload, kept, _ = started.end(learner.trainable.state())
     assert torch.equal(upload[KEY], received[KEY] * 2)
     assert torch.equal(kept[KEY], received[KEY] * 2)
 

@@ -28,11 +28,12 @@ from fedpeft.alignment.client_pia import (
     start_merged,
     with_order,
 )
-from fedpeft.alignment.settings import FIXED_OUTPUTS, MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
+from fedpeft.alignment.settings import FEDAVG, FIXED_OUTPUTS, MIN_BY_AGREEMENT, PLACES, SHARES, PIASettings
 from fedpeft.answering.answering import Batch
 from fedpeft.core.keys import group_by_place, only_connector, without_connector
 from fedpeft.core.states import State
 from fedpeft.methods.trainable import Trainable
+from fedpeft.site.scaffold import own_in_order
 from fedpeft.site.site_state import SiteState
 
 Loss = Callable[[State], float]
@@ -134,13 +135,19 @@ def reordered_to(own: SiteState, received: State, settings: PIASettings | None =
 
     The round before may have left them in two other orders: the site's own, if it took a plan, and that of the former
     global adapter, if the server's mean now follows another site (`settings.reference`). The optimizer's moments move
-    with their neurons. SCAFFOLD, which client PIA excludes, has a part of the state that stays as it is.
+    with their neurons, and so do the site's control variates; SCAFFOLD excludes a mean that follows another site.
     """
     follows = settings is not None and settings.aligns_on_server and own.received.keys() == received.keys()
     since = orders_between(received, own.received) if follows else {}
     for orders in (own.orders, since):
         own = _reordered(own, orders) if orders else own
     return replace(own, received=with_order(own.received, since), orders={})
+
+
+def compares_received(settings: PIASettings | None) -> bool:
+    """Return whether the next round compares its global adapter with that of this one."""
+    follows = settings is not None and settings.aligns_on_server and settings.reference != FEDAVG
+    return follows or (settings is not None and settings.follows_agreement)
 
 
 def _reordered(own: SiteState, orders: Mapping[str, torch.Tensor]) -> SiteState:
@@ -154,7 +161,8 @@ def _reordered(own: SiteState, orders: Mapping[str, torch.Tensor]) -> SiteState:
         for parameter, tensor in (tensors if entry == STEP else with_order(tensors, orders)).items()
     }
     adapter, started = (with_order(state, orders) for state in (own.adapter, own.started))
-    return replace(own, adapter=adapter, started=started, optimizer=optimizer)
+    control = own.control | own_in_order(own.control, orders)
+    return replace(own, adapter=adapter, started=started, optimizer=optimizer, control=control)
 
 
 def share_of(agreement: float | None) -> float:
@@ -237,6 +245,9 @@ class Integration(NamedTuple):
             site's own is integrated.
         orders: of the neurons that are trained, against the received adapter (`SiteState.orders`).
         mix: the part of the trained adapter that stays as it is; None: all of it trains.
+        align: from what is to be sent to the same with its neurons in the order of the received adapter; None: it is
+            sent as it is.
+        known: whether an order says how `align` moves an adapter.
     """
 
     finish: Finish
@@ -244,6 +255,17 @@ class Integration(NamedTuple):
     figures: Mapping[str, float]
     orders: Mapping[str, torch.Tensor]
     mix: Mixed | None = None
+    align: Callable[[State], State] | None = None
+    known: bool = True
+
+    def end(self, trained: State) -> tuple[State, State, Mapping[str, torch.Tensor]]:
+        """Return what is sent, what is kept, and the order of the kept neurons against those sent."""
+        upload, kept = self.finish(trained)
+        if self.align is None:
+            return upload, kept, self.orders
+        sent = self.align(upload)
+        moved = orders_between(without_connector(sent), without_connector(upload)) if self.known else {}
+        return sent, kept, moved
 
     def reordered(self, own: SiteState | None, settings: PIASettings | None) -> SiteState | None:
         """Return the site's state with its neurons in the order of those that are trained."""
@@ -303,14 +325,11 @@ def start(
         figures = {"global_share": share, "plans": plans, "plans_taken": taken}
         mix = Mixed(own, integrated, share) if settings.form.half_frozen and share != 1 else None
         integrated = {**integrated, **connector}
+    started = Integration(finish, integrated, figures, orders, mix)
     if settings is None or not settings.aligns_before_upload:
-        return Integration(finish, integrated, figures, orders, mix)
-
-    def finish_aligned(trained: State) -> tuple[State, State]:
-        upload, kept = finish(trained)
-        return align_upload(upload, received, settings), kept
-
-    return Integration(finish_aligned, integrated, figures, orders, mix)
+        return started
+    align = partial(align_upload, received=received, settings=settings)
+    return started._replace(align=align, known=settings.output_axis == FIXED_OUTPUTS)
 
 
 def as_wide(received: State, own: State, settings: PIASettings | None) -> State:

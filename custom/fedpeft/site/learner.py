@@ -32,7 +32,7 @@ from fedpeft.protocol.job_against_policy import admitted, load_data
 from fedpeft.protocol.outgoing_reply import rounded_count
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site import client_round, computing, site_state
-from fedpeft.site.client_round import Mixed, own_trained
+from fedpeft.site.client_round import Mixed, compares_received, own_trained
 from fedpeft.site.fedprox import held_near
 from fedpeft.site.loop import (
     Evaluation,
@@ -238,7 +238,7 @@ class Learner:
         optimizer, metrics = self._fitted(round, own, near, held, integration.mix, control)
         changed = self._changes(round, layers, started | started_private) if scores_change else {}
         trained = self.trainable.state()
-        upload, kept = integration.finish(control.uncorrected(trained))
+        upload, kept, orders = integration.end(control.uncorrected(trained))
         beside, sent = self.model.beside(received), self._uploaded(upload, layers, control)
         metrics |= personal.train()
         measured = self.trainable.state()
@@ -262,9 +262,9 @@ class Learner:
             agreement=agreed,
             facts=self.facts,
             record=self.record.model_record(rounds, thresholds=thresholds, share=beside.share),
-            received=(received or self.values.first_in_common) if compares or integration.orders else {},
+            received=(received or self.values.first_in_common) if orders or compares_received(self.pia) else {},
             started=started if compares else {},
-            orders=integration.orders,
+            orders=orders,
         )
         site_state.save(self.folder, state, best=best_round(rounds) if self.training.keep == BEST else None)
         personal.restore(trained)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedpeft.alignment.client_pia import with_order
 from fedpeft.core.states import State
 from fedpeft.site.loop import sum_of_rate_factors
 from fedpeft.site.site_state import SiteState
@@ -125,6 +126,11 @@ class ControlVariates:
     def uncorrected(self, state: State) -> State:
         """Return trained tensors without the corrections."""
         return {key: tensor - self._added[key] if key in self._added else tensor for key, tensor in state.items()}
+
+
+def own_in_order(kept: State, orders: Mapping[str, Tensor]) -> State:
+    """Return the site's own control variates with the neurons of these places moved, see `with_order`."""
+    return {f"{OWN}{key}": tensor for key, tensor in with_order(_named(kept, OWN), orders).items()}
 
 
 def _named(kept: State, prefix: str) -> State:
