@@ -11,6 +11,7 @@ import torch
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import orders_of
 from fedpeft.core.states import copied, dtype_of
 from fedpeft.job.settings import CommonSettings, check_attackers, check_drawn, check_layers, check_scores
 from fedpeft.protocol.secure_sum import encode_unmasked
@@ -96,7 +97,8 @@ def _check_alike(learners: Mapping[str, Learner]) -> None:
         for site in others:
             own = getattr(learners[site], section)
             for name in (setting.name for setting in fields(expected) if setting.name not in MACHINE_SETTINGS):
-                if (value := getattr(own, name)) != (common := getattr(expected, name)):
+                value, common = getattr(own, name), getattr(expected, name)
+                if value != common or orders_of({name: value}) != orders_of({name: common}):
                     raise FedpeftError(
                         f"{section}.{name} is {value!r:.100} at {site} and {common!r:.100} at {first}: all learners of "
                         f"a federation need the same settings, make them from the same sections.",

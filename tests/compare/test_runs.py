@@ -759,13 +759,28 @@ def test_a_damaged_file_is_refused_with_the_line(content, reason, tmp_path):
         earlier(tmp_path, small("fedavg"))
 
 
-def test_the_order_of_patterns_makes_another_run():
+@pytest.mark.parametrize("name", ["alpha_pattern", "n_frequency_pattern"])
+def test_the_order_of_patterns_makes_another_run(name):
     """PEFT takes the first pattern that matches."""
     first, other = (
-        replace(small("fedavg")[0], sections={"method": {"settings": {"lora": {"alpha_pattern": patterns}}}})
+        replace(small("fedavg")[0], sections={"method": {"settings": {"any": {name: patterns}}}})
         for patterns in ({"query": 4, "layer.1.query": 8}, {"layer.1.query": 8, "query": 4})
     )
     assert first.settings != other.settings
+
+
+def test_a_row_keeps_its_own_settings_beside_nested_ones_of_the_task(tmp_path):
+    """What `fedpeft new` and `tune` write comes last, and may hold no other setting of a section that the row has."""
+    (tmp_path / "tasks").mkdir()
+    for name, method in (("own", {"pia": {"gamma": 0.5}, "settings": {"lora": {"r": 2}}}), ("plain", {})):
+        (tmp_path / "tasks" / f"{name}.yml").write_text(json.dumps({"training": {"rounds": 3}, "method": method}))
+    parts = "tasks/phantom, backbones/tiny_vilt, methods/pfeiffer, deployments/laptop"
+    (tmp_path / "jobs.yml").write_text("".join(f"{name}: [{parts}, tasks/{name}]\n" for name in ("own", "plain")))
+    for method in ("fedpia_agreement", "lora_vit"):
+        (row,) = variants([method])
+        found, plain = (sections_of(tmp_path, job, row, [])["method"] for job in ("own", "plain"))
+        assert {**found.get("pia", {}), "gamma": 0} == {**plain.get("pia", {}), "gamma": 0}
+        assert found["settings"]["lora"] == plain["settings"]["lora"] if method == "lora_vit" else "pia" in found
 
 
 @pytest.mark.slow

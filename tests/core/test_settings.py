@@ -5,7 +5,7 @@ import pytest
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import build
+from fedpeft.core.settings import build, differing
 from fedpeft.methods.settings import MethodSettings
 
 
@@ -103,6 +103,16 @@ def test_bad_settings_are_refused_in_one_sentence(values, message):
         ),
         (
             MethodSettings,
+            {
+                "name": "lora",
+                "aggregation": "svd",
+                "settings": {"lora": {"alpha_pattern": {"query": 8, "value": 4}}},
+                "site_settings": {"a": {"alpha_pattern": {"value": 4, "query": 8}}},
+            },
+            "method.site_settings.a has alpha_pattern",
+        ),
+        (
+            MethodSettings,
             {"name": "parallel", "aggregation": "pia", "site_settings": {"a": {"scaling": 1.0}}},
             "method.site_settings.a has scaling",
         ),
@@ -133,3 +143,10 @@ def test_bad_settings_are_refused_in_one_sentence(values, message):
 def test_values_outside_their_range_are_refused(cls, values, message):
     with pytest.raises(FedpeftError, match=message):
         build(cls, values, section="section")
+
+
+def test_the_order_of_patterns_is_part_of_a_setting():
+    """PEFT takes the first pattern that matches; in other settings the order of names changes nothing."""
+    one, other = {"query": 4, "layer.1.query": 8}, {"layer.1.query": 8, "query": 4}
+    assert differing({"lora": {"alpha_pattern": one}}, {"lora": {"alpha_pattern": other}}, {}) == ["lora.alpha_pattern"]
+    assert differing({"lora": one}, {"lora": other}, {}) == []

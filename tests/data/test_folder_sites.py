@@ -430,6 +430,15 @@ def test_a_small_site_and_one_with_shared_images_leave_the_others_their_splits(t
     assert "9 images or patients are in two splits: everything is split again by image at two." in found.notes
 
 
+def test_a_folder_of_classes_with_two_patients_has_no_validation_split(tmp_path):
+    for place in ("benign/p1", "malignant/p2"):
+        for number in range(3):
+            layouts.picture(tmp_path / place / f"{number}.png")
+    found = sites_in(tmp_path)
+    assert [len(part) for part in found.data[0].splits().values()] == [3, 0, 3]
+    assert any(note.startswith("Too few images for a validation split") for note in found.notes)
+
+
 def test_a_site_that_cannot_be_split_at_all_is_named(tmp_path):
     manifest(tmp_path / "north", images=20)
     manifest(tmp_path / "few", images=1)

@@ -925,6 +925,13 @@ def test_a_simulation_needs_its_workspace_and_what_lies_beside_it(monkeypatch, t
         assert len(found) == 1
         assert found[0].startswith(f"{tmp_path / name} cannot be written to (Not a directory)")
         (tmp_path / name).unlink()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real_runs").touch()  # beside what the link leads to
+    monkeypatch.chdir(tmp_path / "real")
+    for named in (tmp_path / "link", Path(".")):
+        found = [one.sentence for one in machine.check_disk(open_context(workspace=named)) if one.verdict == "fail"]
+        assert [one.split(" ")[0] for one in found] == [str(tmp_path / "real_runs")]
 
 
 def test_a_workspace_that_the_simulator_refuses_fails(make_job, tmp_path):

@@ -9,6 +9,7 @@ import torch
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
@@ -345,10 +346,14 @@ def site(wire, tmp_path):
     """Function from an order and a reply to what FLARE of a site behind the relay reads and sends, with its problem."""
     workspace = SimpleNamespace(get_run_dir=lambda job: str(tmp_path))
 
-    def run(order, reply):
+    def run(order, reply, *, aborted=False):
+        signal = Signal()
+        if aborted:
+            signal.trigger("")
         executor, context = SiteExecutor(), FLContext()
         engine = SimpleNamespace(get_cell=lambda: wire.of(NORTH), get_workspace=lambda: workspace)
-        for key, value in {ReservedKey.ENGINE: engine, ReservedKey.IDENTITY_NAME: "north"}.items():
+        props = {ReservedKey.ENGINE: engine, ReservedKey.IDENTITY_NAME: "north", ReservedKey.RUN_ABORT_SIGNAL: signal}
+        for key, value in props.items():
             context.set_prop(key, value, private=True, sticky=False)
         read = FLModelUtils.to_shareable(to_model(order, round=1))
         context.set_prop(FLContextKey.TASK_NAME, TRAIN, private=True, sticky=False)
@@ -390,6 +395,12 @@ def test_no_adapter_leaves_a_site_for_a_relay_that_is_not_its_own(wire, site, na
 
 def test_a_relay_that_lost_its_order_gets_no_adapter_and_the_server_none_either(wire, site):
     assert site(of_relay(RELAY, {}), answered()) == ({}, {}, "not-at-relay")
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_of_an_aborted_job_no_problem_blames_the_relay(wire, site, tmp_path, aborted):
+    site(of_relay(RELAY, {}), answered(), aborted=aborted)
+    assert bool([*tmp_path.rglob("problem.json")]) is not aborted
 
 
 def test_a_reply_with_a_problem_brings_no_adapter_to_the_relay(wire, site):

@@ -452,6 +452,15 @@ def test_each_setting_is_bounded_by_its_own_limit():
     assert declared == LIMITS
 
 
+def test_a_limit_holds_where_its_setting_is_read():
+    policy = SitePolicy(max_ala_rate=0.5)
+    plain, fedala = (
+        job(method={"aggregation": "fedavg"}, training={"personalization": name}) for name in ("none", "fedala")
+    )
+    assert "training.ala_rate" not in dict(refusals(policy, plain))
+    assert dict(refusals(policy, fedala))["training.ala_rate"] == "is 1.0, max_ala_rate is 0.5"
+
+
 NO_SITES = {  # objects and lists of a job that name no site
     "method.settings": "by method",
     "method.aggregation": "ways to average",

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """`federate` as a notebook calls it: results are the caller's own, and learners are of one job."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -38,14 +39,21 @@ def test_what_is_done_to_a_result_changes_no_later_round(sections, tmp_path):
 
 @pytest.mark.parametrize(
     ("section", "changed"),
-    [("method", {"aggregation": "pia"}), ("training", {"rounds": 9}), ("schedule", {"every": 3})],
+    [
+        ("method", {"aggregation": "pia"}),
+        ("method", {"settings": {"lora": {"alpha_pattern": {"value": 8, "query": 4}}}}),  # in another order
+        ("training", {"rounds": 9}),
+        ("schedule", {"every": 3}),
+    ],
 )
 def test_learners_of_unlike_jobs_are_refused(sections, section, changed):
-    common = CommonSettings.from_sections(sections("method.aggregation=fedavg"))
+    patterns = "method.settings={lora: {alpha_pattern: {query: 4, value: 8}}}"
+    common = CommonSettings.from_sections(sections("method.name=lora", "method.aggregation=svd", patterns))
     other = common._replace(**{section: replace(getattr(common, section), **changed)})
     learners = {"a": SimpleNamespace(**common._asdict()), "b": SimpleNamespace(**other._asdict())}
     ((name, value),) = changed.items()
-    with pytest.raises(FedpeftError, match=f"{section}.{name} is {value!r} at b and .* at a: all learners"):
+    said = rf"{section}\.{name} is {re.escape(repr(value))} at b and .* at a: all learners"
+    with pytest.raises(FedpeftError, match=said):
         next(federate(learners))
 
 

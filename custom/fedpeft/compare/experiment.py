@@ -30,12 +30,12 @@ import fedpeft
 from fedpeft.alignment import PIASettings
 from fedpeft.compare.grid import Axis, check_not_varied, points
 from fedpeft.compare.outcome import Outcome, from_json
-from fedpeft.compare.runs import Variant, orders_of, sections_of
+from fedpeft.compare.runs import Variant, sections_of
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import append, digest, own_folder, parse_json, read_text, remove_leftovers
 from fedpeft.core.metrics import ENDS, VALIDATION, pooled_balanced_accuracy
 from fedpeft.core.processes import end, end_with_parent_later, hide_current_folder
-from fedpeft.core.settings import build
+from fedpeft.core.settings import build, orders_of
 from fedpeft.data import DataSettings
 from fedpeft.data.folders import files_below
 from fedpeft.job.composing import PACKAGED, check_used, parse_overrides, unused_methods

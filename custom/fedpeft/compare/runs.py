@@ -31,7 +31,6 @@ from fedpeft.job.composing import PACKAGED, TASK, compose, compose_sections, kno
 from fedpeft.job.federation import site_backbone, site_data
 from fedpeft.job.settings import CommonSettings
 from fedpeft.methods import names as method_names
-from fedpeft.methods.setting_limits import SCALE_PATTERNS
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import flat_settings, read
 from fedpeft.report.status import run_folder
@@ -110,20 +109,15 @@ def _beside(task: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any
 
 
 def _without(values: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those values that are not chosen, of a mapping those within it."""
+    """Return those values that are not chosen, of a mapping those within it, if any: an empty one clears another."""
     left = {}
     for name, value in values.items():
+        both = isinstance(value, Mapping) and isinstance(chosen.get(name), Mapping)
         if name not in chosen:
             left[name] = value
-        elif isinstance(value, Mapping) and isinstance(chosen[name], Mapping):
-            left[name] = _without(value, chosen[name])
+        elif both and (rest := _without(value, chosen[name])):
+            left[name] = rest
     return left
-
-
-def orders_of(section: Mapping[str, Any]) -> str:
-    """Return the names in PEFT's patterns of some sections in their order, in which the first that matches counts."""
-    found = [f"{name}: {list(value)}" for name, value in section.items() if name in SCALE_PATTERNS and value]
-    return "".join([*found, *(orders_of(value) for value in section.values() if isinstance(value, Mapping))])
 
 
 def variant_of(configs: Path, task: str) -> Variant:

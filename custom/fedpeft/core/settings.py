@@ -198,8 +198,12 @@ def drop_former_settings(
 def unread(cls: type[DataclassInstance], values: Mapping[str, Any], name: str) -> str | None:
     """Return what a section must also set for one of its settings to be read; None: it is read, or is the default."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    if name not in fields or values.get(name) == fields[name].default:
-        return None
+    return None if name not in fields or values.get(name) == fields[name].default else unmet(cls, values, name)
+
+
+def unmet(cls: type[DataclassInstance], values: Mapping[str, Any], name: str) -> str | None:
+    """Return what a section must also set for one of its settings to be read, also if that is the default."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     read_with = fields[name].metadata.get(READ_WITH, {})
     for other, needed in read_with.items():
         value, default = values.get(other, fields[other].default), fields[other].default
@@ -299,6 +303,19 @@ def differing(stored: Mapping[str, Any], now: Mapping[str, Any], defaults: Mappi
     return [name for name in names if before.get(name, known.get(name)) != today.get(name)]
 
 
+PATTERNS = "_pattern"  # PEFT's settings with this end are patterns of names, of which the first that matches counts
+
+
+def orders_of(settings: Mapping[str, Any]) -> str:
+    """Return the patterns in some settings, at any depth, in their order."""
+    found = [f"{name}: {list(value)}" for name, value in settings.items() if _is_ordered(name, value)]
+    return "".join([*found, *(orders_of(value) for value in settings.values() if isinstance(value, Mapping))])
+
+
+def _is_ordered(name: str, value: Any) -> bool:
+    return str(name).endswith(PATTERNS) and isinstance(value, Mapping) and bool(value)
+
+
 def value_at(settings: Mapping[str, Any], name: str) -> Any:
     """Return the value of a setting by its name from `differing`; None: there is none."""
     return _flat(settings).get(name)
@@ -307,7 +324,7 @@ def value_at(settings: Mapping[str, Any], name: str) -> Any:
 def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(settings, Mapping) or not settings:
         return {prefix: settings}
-    flat: dict[str, Any] = {}
+    flat: dict[str, Any] = {prefix: list(settings)} if _is_ordered(prefix, settings) else {}
     for name, value in settings.items():
         flat |= _flat(value, f"{prefix}.{name}" if prefix else name)
     return flat

@@ -162,8 +162,9 @@ def _sites_of_one(
     if data_set.sites and chosen.get("partition", NATURAL) == NATURAL:
         sites, left = _find_sites_with_data(common, data_set.sites, of_sites)
         return FolderSites(kind=f"{title}, which has sites of its own", common=common, of_sites=sites, notes=left)
+    site = data_set.whole or _site_name(seen.root.name, ())
     if "partition" in data_set.takes:
-        whole = _loaded({**common, "partition": NATURAL, "parts": 1}, data_set.whole or _site_name(seen.root.name, ()))
+        whole = _loaded_without_validation({**common, **of_sites.get(site, {}), "partition": NATURAL, "parts": 1}, site)
         units = {example.unit for examples in whole.splits().values() for example in examples}
         partition = chosen.get("partition", IID)
         default = {"parts": max(1, min(CLIENTS, len(units) // MIN_UNITS))} if partition != NATURAL else {}
@@ -174,7 +175,6 @@ def _sites_of_one(
             notes = (f"It has no sites of its own: {parts} clients share it ({common['partition']}).",)
             return FolderSites(kind=title, common=common, of_sites=sites, notes=notes)
         common = {key: value for key, value in common.items() if key not in ("partition", "parts")}  # all is its own
-    site = data_set.whole or _site_name(seen.root.name, ())
     return FolderSites(kind=title, common=common, of_sites={site: {}}, notes=(ALONE,))
 
 

@@ -186,7 +186,7 @@ class SiteExecutor(Executor):
                 ended = TaskCheck(fl_ctx, signal)
                 shareable["DXO"]["data"] = fetch(cell, order.relay, order.round, signal, ended=ended)
         except Exception as error:  # the order lacks the adapter, and is refused
-            self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {error}", fire_event=False)
+            self._is_fault(error, fl_ctx)
 
     def _hand_over(self, fl_ctx: FLContext) -> None:
         """After the site's filters, send the adapter of a reply to the relay that the order names.
@@ -211,11 +211,19 @@ class SiteExecutor(Executor):
         except Exception as error:
             failed = empty_reply(TrainReply, round=order.round, problem=NOT_AT_RELAY)
             shareable["DXO"]["meta"][FIELDS] = fields_of(failed)
-            site = fl_ctx.get_identity_name()
-            self.log_error(fl_ctx, f"site {site}: {error}", fire_event=False)
-            note_problem(run_folder(fl_ctx), site, str(error))
+            if self._is_fault(error, fl_ctx):
+                note_problem(run_folder(fl_ctx), fl_ctx.get_identity_name(), str(error))
         finally:
             shareable["DXO"]["data"] = {}  # the server must never get it
+
+    def _is_fault(self, error: Exception, fl_ctx: FLContext) -> bool:
+        """Log why a relay gave or took no adapter; return whether that is a fault, and no consequence of an abort."""
+        signal, where = fl_ctx.get_run_abort_signal(), f"site {fl_ctx.get_identity_name()}"
+        if signal and signal.triggered:
+            self.log_info(fl_ctx, f"{where}: the job was aborted before its relay answered", fire_event=False)
+            return False
+        self.log_error(fl_ctx, f"{where}: {error}", fire_event=False)
+        return True
 
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
         """Read the site policy, keep to its plugins and message limit, and start building the learner with it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import READ_WITH, one_of
+from fedpeft.core.settings import READ_WITH, one_of, orders_of
 from fedpeft.methods.method import METHODS, TuningMethod
 
 if TYPE_CHECKING:
@@ -258,7 +258,10 @@ def _named(settings: Mapping[str, Any], name: str, common: Any) -> Iterator[str]
 def _differing(method: TuningMethod, settings: Mapping[str, Any], common: Any = None) -> Iterator[str]:
     """Yield the settings of a site, and of its parts, with which equal tensors compute something else there."""
     common = common if isinstance(common, Mapping) else {}
-    yield from (name for name in method.same_at_all_sites if settings.get(name) not in (None, {}, common.get(name)))
+    for name in method.same_at_all_sites:
+        own, theirs = settings.get(name), common.get(name)
+        if own not in (None, {}) and (own != theirs or orders_of({name: own}) != orders_of({name: theirs})):
+            yield name
     for part in method.parts:
         own = settings.get(part)
         parts = _differing(METHODS.get(part), own if isinstance(own, Mapping) else {}, common.get(part))

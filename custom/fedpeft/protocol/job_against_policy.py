@@ -16,7 +16,7 @@ from fedpeft.alignment.settings import VALIDATION
 from fedpeft.answering.training_settings import BALANCED
 from fedpeft.backbones import BACKBONES, default_source
 from fedpeft.core.errors import FedpeftError, LocalError
-from fedpeft.core.settings import MAX_BY, MIN_BY
+from fedpeft.core.settings import MAX_BY, MIN_BY, unmet
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import keep_listed_answers
 from fedpeft.data.partition import centralized
@@ -118,7 +118,7 @@ def _amount_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
         for field in fields(settings):
             highest, lowest = field.metadata.get(MAX_BY), field.metadata.get(MIN_BY)
             value = getattr(settings, field.name)
-            if value is None:
+            if value is None or unmet(type(settings), vars(settings), field.name):
                 continue
             if highest and value > getattr(policy, highest):
                 yield f"{section}.{field.name}", f"is {value!r}, {highest} is {getattr(policy, highest)!r}"
