@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import fedpeft
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.seeds import draws_restored
 from fedpeft.core.settings import orders_of
 from fedpeft.core.states import copied, dtype_of
 from fedpeft.job.settings import CommonSettings, check_attackers, check_drawn, check_layers, check_scores
@@ -84,6 +86,16 @@ def federate(
             return
 
 
+@contextmanager
+def _threads_restored() -> Iterator[None]:
+    """Leave torch's number of threads as it was: each learner sets its own."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 MACHINE_SETTINGS = ("device", "threads")  # of `training`, which each site may set for itself
 
 
@@ -149,7 +161,12 @@ class _LocalSites:
         self, task: str, orders: Mapping[str, Order], read: Read, *, round: int, needed: int
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Carry out the orders, one site after the other, and check replies without masks as a server does."""
-        carry_out = self._score if task == SCORE else self._train
+        with draws_restored(), _threads_restored():
+            return self._collect(self._score if task == SCORE else self._train, task, orders, read)
+
+    def _collect(
+        self, carry_out: Callable[[str, Any], Any], task: str, orders: Mapping[str, Order], read: Read
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         self.updates = {} if task != SCORE else self.updates
         replies, problems = {}, {}
         for site, order in orders.items():

@@ -24,7 +24,7 @@ from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.neurons import GLOBAL, Neurons, Tensors, check_alike, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Figures, align_adapter, reordered, report_of
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.transport import compare
+from fedpeft.alignment.transport import compare, plain
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place
 from fedpeft.core.states import State, copied
@@ -41,6 +41,7 @@ class RoundEnd(NamedTuple):
     own: dict[str, Tensor]
 
 
+@plain
 def align_global(
     global_state: State,
     own_state: State,
@@ -91,7 +92,7 @@ def align_global(
     return aligned, report_of({place: {site: figure} for place, figure in figures.items()})
 
 
-@torch.no_grad()
+@plain
 def align_upload(
     trained: State, received: State, settings: PIASettings | None = None, *, site: str = "here"
 ) -> dict[str, Tensor]:
@@ -277,7 +278,7 @@ def _activations(
             raise FedpeftError(f"{owner} has activations of shape {shape} in {place}: they must be (m, {width}).")
         if not torch.isfinite(supports[place]).all():
             raise FedpeftError(f"{owner} has NaN or infinity in its activations in {place}: its training diverged.")
-        checked.append(supports[place].detach())
+        checked.append(supports[place].detach().to(next(iter(tensors.values())).device))
     if len(checked[0]) != len(checked[1]):
         raise FedpeftError(
             f"{owners[0]} has activations of {len(checked[0])} samples in {place}, {owners[1]} of {len(checked[1])}: "

@@ -35,6 +35,7 @@ from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.neurons import Neurons, Tensors
 from fedpeft.alignment.permutation import Aligned, reordered
 from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.transport import plain
 from fedpeft.core.errors import FedpeftError
 
 ROUNDING = 1e-6  # of the sites' mean squared length: what float32 leaves uncertain in that of their mean
@@ -165,7 +166,7 @@ class CommonOrder(NamedTuple):
         return sum(w * float(row.square().sum()) for w, row in zip(weights, self.distances.double(), strict=True))
 
 
-@torch.no_grad()
+@plain
 def common_order(supports: Sequence[Tensor], weights: Sequence[float], passes: int) -> CommonOrder:
     """Return for each site which of its neurons takes each index, so that the spread is least.
 

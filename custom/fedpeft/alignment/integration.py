@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedpeft.alignment.averaging import (
@@ -30,7 +29,7 @@ from fedpeft.alignment.common_order import align_jointly
 from fedpeft.alignment.neurons import KINDS, Bottleneck, Neurons, Tensors, check_round, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Aligned, Figures, align_adapter, report_of
 from fedpeft.alignment.settings import FEDAVG, LARGEST, PIASettings, RobustSettings
-from fedpeft.alignment.transport import compare_each
+from fedpeft.alignment.transport import compare_each, plain
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place
 from fedpeft.core.settings import suggestion
@@ -162,7 +161,7 @@ class RoundInput:
         return {key: self.previous[key].detach().clone() for key in keys}
 
 
-@torch.no_grad()
+@plain
 def integrate_round(round: RoundInput) -> tuple[dict[str, Tensor], dict[str, dict[str, Figures]]]:
     """Integrate as `integrate` does, and return the figures by place and name."""
     settings, robust = round.settings, round.robust

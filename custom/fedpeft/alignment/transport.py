@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +30,21 @@ MAX_PARTS = 2048  # of equal mass, which an assignment matches in seconds
 TINY = 1e-200  # squared lengths below lose digits
 UNDERFLOW = 1e-30  # above the error of float32 squares that underflow
 TOGETHER = 2**17  # numbers of several clients' supports in one matrix product: 1 MiB, which stays in the cache
+
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def plain(function: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Let a function compute without gradients, and in the precision of its inputs also within `torch.autocast`."""
+
+    @functools.wraps(function)
+    def computed(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return function(*args, **kwargs)
+
+    return computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +72,7 @@ class Matching:
         return float((self.split * cost).sum() if self.order is None else cost.gather(0, self.order[None]).mean())
 
 
+@plain
 def transport_plan(
     client: Tensor,
     reference: Tensor,
@@ -169,6 +187,7 @@ class Comparison:
         return Comparison(matching=Matching(order=stays), before=self.before, after=self.before, held=True)
 
 
+@plain
 def compare(client: Tensor, reference: Tensor, *, solver: str = "exact", regularization: float = 0.05) -> Comparison:
     """Compare neurons of uniform masses; arguments and errors as in `transport_plan`."""
     return next(compare_each([client], reference, solver=solver, regularization=regularization))

@@ -28,6 +28,7 @@ from fedpeft.backbones.model_inputs import ModelInputs, ReadsText
 from fedpeft.backbones.structure import layer_stacks, model_roles
 from fedpeft.backbones.writing import Writer, writer
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.seeds import draws_restored
 
 if TYPE_CHECKING:
     from fedpeft.backbones.registry import BackboneSettings
@@ -220,7 +221,7 @@ def check_features(backbone: TransformersModel) -> None:
     """Set the width of the features, those of two blank images with a short question and the longest one."""
     size = backbone.image_size or 16
     training = backbone.training
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), products(backbone.model):
+    with torch.no_grad(), draws_restored(), products(backbone.model):
         longest = "word " * backbone.inputs.text_length  # the model must have its positions
         batch = backbone.collate([np.zeros((size, size, 3), dtype=np.uint8)] * 2, ["a question", longest])
         features = backbone.eval()(**batch)

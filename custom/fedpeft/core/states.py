@@ -208,3 +208,10 @@ class StoredState(Mapping[str, Tensor]):
     def select_keys(self, keys: Container[str]) -> StoredState:
         """Return the part of this state with these keys."""
         return StoredState({key: place for key, place in self._places.items() if key in keys}, self._holder)
+
+
+def shared_tensors(model: torch.nn.Module) -> list[Tensor]:
+    """Return the tensors of active adapters that several layers share, which torch lists as nobody's parameters."""
+    layers: list[Any] = [one for one in model.modules() if hasattr(one, "shared_parameters")]
+    shared = [layer.shared_parameters(name) for layer in layers for name in layer.active_adapters]
+    return [*{id(tensor): tensor for tensors in shared for tensor in tensors.values()}.values()]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedpeft.core.errors import FedpeftError
-from fedpeft.importance.jacobian import jacobian_rows
+from fedpeft.core.states import shared_tensors
+from fedpeft.importance.jacobian import jacobian_rows, wide
 from fedpeft.importance.registry import (
     FedSelectSettings,
     LayerSum,
@@ -79,8 +80,8 @@ def reduce_by_layer(task: ScoringTask, values: Values, reduce: str) -> Tensor:
 
 
 def mean_gradients(task: ScoringTask) -> dict[int, Tensor]:
-    """Return g of every parameter, zero if it does not influence the loss."""
-    total = {id(p): torch.zeros_like(p) for p in task.parameters}
+    """Return g of every parameter in single precision or wider, zero if it does not influence the loss."""
+    total = {id(p): torch.zeros_like(wide(p.detach())) for p in task.parameters}
     samples = 0
     for batch in task.needs_batches():
         losses = task.losses(batch)
@@ -192,14 +193,14 @@ def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
     (theirs is the negative, kept small).
     """
     batches = task.needs_batches()
-    total = {id(p): torch.zeros_like(p) for p in task.parameters}
+    total = {id(p): torch.zeros_like(wide(p.detach())) for p in task.parameters}
     samples = 0
     with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be differentiated twice
         fixed = list(mean_gradients(task).values()) if len(batches) > 1 else None
         for batch in batches:
             losses = task.losses(batch)
             samples += len(losses)
-            own = gradients(losses.sum(), task, create_graph=True)
+            own = [wide(g) for g in gradients(losses.sum(), task, create_graph=True)]
             held = [g.detach() / len(losses) for g in own] if fixed is None else fixed
             product = sum((g * h).sum() for g, h in zip(own, held, strict=True))
             for p, second in zip(task.parameters, gradients(product, task), strict=True):
@@ -261,7 +262,8 @@ def all_ones(batch: Any) -> Any:
 @contextmanager
 def absolute(model: nn.Module) -> Iterator[None]:
     """Replace weights and buffers, except masks, by absolute values in this block; restore the same bits after it."""
-    every = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
+    own = (*model.parameters(), *model.buffers(), *shared_tensors(model))
+    every = (tensor for tensor in own if tensor.is_floating_point())
     tensors = list({t.data_ptr(): t for t in every if t.isfinite().all() and not (t <= MASKED).any()}.values())
     negative = [tensor.signbit() for tensor in tensors]
     with torch.no_grad():

@@ -308,6 +308,8 @@ def save_adapter(
     write_files(folder, settings, tensors)
     if connector := only_connector(own):
         save_file({key.removeprefix(CONNECTOR): t for key, t in connector.items()}, folder / CONNECTOR_FILE)
+    else:
+        (folder / CONNECTOR_FILE).unlink(missing_ok=True)  # of an earlier adapter
     return folder
 
 
@@ -339,13 +341,15 @@ def load_adapter(
     config.inference_mode = not trainable
     state = without_connector(read_state(folder, config, family_of(model)))
     check_strangers_settings(vars(config), str(Path(folder) / CONFIG_FILE))
-    added = isinstance(model, PeftModel)
+    added, trained = isinstance(model, PeftModel), {p: p.requires_grad for p in model.parameters()}
     model = attach(model, config, adapter_name)
     try:
         load_adapter_state(model, state, adapter_name)
     except FedpeftError as error:
         # leave the caller's model as it was
         model.delete_adapter(adapter_name) if added else model.unload()
+        for parameter, trains in trained.items():
+            parameter.requires_grad_(trains)
         raise FedpeftError(f"{folder} does not fit {type(model.get_base_model()).__name__}: {error}") from error
     if not trainable:
         model.eval()

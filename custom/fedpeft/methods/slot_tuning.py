@@ -15,6 +15,7 @@ from torch import nn
 from fedpeft.alignment.factors import Product
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.seeds import draws_restored
 from fedpeft.core.settings import expected, fits, one_of
 from fedpeft.core.states import State
 from fedpeft.methods import adapters
@@ -36,8 +37,7 @@ class AdapterTrainable(Trainable):
     def __init__(self, backbone: Backbone, config: PeftConfig, *, seed: int) -> None:
         self._config, self._backbone = config, backbone
         self._asked = copy.copy(config)  # `attach` writes the modules into the other
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator
+        with draws_restored(seed):  # PEFT draws LoRA's initial values from the global generator
             self._peft = adapters.attach(backbone.model, self._config, LOCAL)
         self._parameters = adapters.adapter_parameters(self._peft, LOCAL)
         self._share: float | None = None  # of the companion, where one is active

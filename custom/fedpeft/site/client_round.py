@@ -135,7 +135,8 @@ def reordered_to(own: SiteState, received: State, settings: PIASettings | None =
 
     The round before may have left them in two other orders: the site's own, if it took a plan, and that of the former
     global adapter, if the server's mean now follows another site (`settings.reference`). The optimizer's moments move
-    with their neurons, and so do the site's control variates; SCAFFOLD excludes a mean that follows another site.
+    with their neurons, and so do the site's control variates and FedALA's shares; both methods exclude a mean that
+    follows another site.
     """
     follows = settings is not None and settings.aligns_on_server and own.received.keys() == received.keys()
     since = orders_between(received, own.received) if follows else {}
@@ -161,8 +162,8 @@ def _reordered(own: SiteState, orders: Mapping[str, torch.Tensor]) -> SiteState:
         for parameter, tensor in (tensors if entry == STEP else with_order(tensors, orders)).items()
     }
     adapter, started = (with_order(state, orders) for state in (own.adapter, own.started))
-    control = own.control | own_in_order(own.control, orders)
-    return replace(own, adapter=adapter, started=started, optimizer=optimizer, control=control)
+    control, personal = own.control | own_in_order(own.control, orders), with_order(own.personal, orders)
+    return replace(own, adapter=adapter, started=started, optimizer=optimizer, control=control, personal=personal)
 
 
 def share_of(agreement: float | None) -> float:

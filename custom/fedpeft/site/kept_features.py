@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedpeft.backbones.backbone import Backbone, Enterable
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import BACKBONE, layer_of
+from fedpeft.core.states import shared_tensors
 from fedpeft.methods.trainable import Trainable
 
 MIB = 2**20
@@ -145,6 +146,9 @@ def fingerprint(model: nn.Module, layer: int) -> bytes:
         if hasattr(module, "active_adapters") and _below(f"{name}.", layer):
             state = [getattr(module, part, None) for part in ("active_adapters", "weights", "scaling")]
             digest.update(f"{name} {state} {module.disable_adapters}".encode())
+    for tensor in shared_tensors(model):
+        if not tensor.requires_grad:
+            digest.update(_bytes(tensor.detach().cpu()))
     return digest.digest() + layer.to_bytes(4, "big")
 
 

@@ -6,6 +6,7 @@ A site's training process and a federation in one process both call this class, 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from fedpeft.core.keys import HEAD, LayerNumbers, belongs, layer_numbers, layers
 from fedpeft.core.metrics import BELOW_CONSTANT
 from fedpeft.core.registry import imported
 from fedpeft.core.seeds import derive
-from fedpeft.core.states import State, digest, equal
+from fedpeft.core.states import State, copied, digest, equal
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.remarks import baseline
 from fedpeft.data.schema import Example, SiteData
@@ -174,6 +175,7 @@ class Learner:
         Raises:
             FedpeftError: a setting is wrong, or the site does not allow it.
         """
+        sections = copy.deepcopy(dict(sections))  # the caller may change them, for another learner
         job = SiteJob.from_sections(sections, site=site, policy=policy)
         job = admitted(policy, job) if policy else job
         return cls(
@@ -197,7 +199,7 @@ class Learner:
         if not self.method.exchanges:
             return {}
         head = head_state(self.values.first_head) if self.method.federates_head else {}
-        return self._numbers.renumber_to_send(self.values.first) | head
+        return copied(self._numbers.renumber_to_send(self.values.first)) | head
 
     def start_digest(self) -> str:
         """Return the digest of `first_state` if all sites begin with the values of one; otherwise an empty text."""
@@ -249,7 +251,7 @@ class Learner:
         state = SiteState(
             round=round,
             adapter=kept,
-            trained={} if equal(measured, kept) else measured,
+            trained={} if equal(measured, kept) and not (orders and personal.kept) else measured,
             beside=beside.state,
             private=self.trainable.private_state(),
             head={key: value.detach().cpu() for key, value in self.head.state_dict().items()},

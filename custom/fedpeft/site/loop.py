@@ -21,6 +21,7 @@ from fedpeft.answering.answering import Answering, Batch, Batches
 from fedpeft.answering.training_settings import ADAMW, BALANCED, LINEAR, SGD, SHARE, START, STEPS, TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.metrics import BALANCED_ACCURACY, ENDS, VALIDATION
+from fedpeft.core.seeds import draws_restored
 from fedpeft.core.states import State
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
@@ -311,11 +312,11 @@ class Evaluation:
             return dict(losses)
         if self._model.training.measure != START:
             return dict(train())
-        with torch.random.fork_rng(devices=()):  # a loader draws for its workers, ViLT the order of padded patches
+        with draws_restored():  # a loader draws for its workers, ViLT the order of padded patches
             batches = probe()
             start = self._probe_loss(batches)
         losses = train()
-        with torch.random.fork_rng(devices=()):
+        with draws_restored():
             return {**losses, **dict(zip(ENDS, (start, self._probe_loss(batches)), strict=True))}
 
     def note(self, loss: float) -> None:

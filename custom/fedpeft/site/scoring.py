@@ -14,6 +14,7 @@ from fedpeft.answering.answering import Answering, Batch
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import belongs, layer_of, layers_of
+from fedpeft.core.seeds import draws_restored
 from fedpeft.core.states import State
 from fedpeft.importance import layer_budget, score
 from fedpeft.importance.registry import MemorySettings, normalized
@@ -152,8 +153,7 @@ def _scores(
     **options: Any,
 ) -> list[float]:
     """Call `score` with the random numbers of a seed."""
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)  # ViLT draws the order of padded patches
+    with draws_restored(seed):  # ViLT draws the order of padded patches
         return score(
             lambda batch: answering(batch.inputs),
             layers,
