@@ -280,7 +280,7 @@ def _data(arguments: argparse.Namespace) -> None:
     if picture:
         from fedpeft.report.data_summary import AT_HOME, label_picture
 
-        with replacing(picture) as draft:
+        with replacing(picture, private=True) as draft:
             draft.write_bytes(label_picture(title, sites, procedural=procedural))
         print(f"picture  {picture}\n{AT_HOME}")
 

@@ -1,11 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The figure of a constant answer, against what the metrics themselves say of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
+from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.remarks import baseline
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.site.metrics import MacroF1
@@ -17,7 +20,10 @@ LABELS = ("edema", "mass", "nodule")
 
 def site(answers, tested, metric):
     rows, tests = (
-        [Example(IMAGE, "?", a, False, "i", alternatives=tuple(more)) for a, *more in map(str.split, some)]
+        [
+            Example(IMAGE, "?", a, False, f"{n}", alternatives=tuple(more))
+            for n, (a, *more) in enumerate(map(str.split, some))
+        ]
         for some in (answers, tested)
     )
     return SiteData("here", tuple(rows), (), tuple(tests), "made here", metric=metric)
@@ -35,6 +41,17 @@ def test_where_several_answers_are_right_they_count_as_the_first_that_training_h
     tested = ["no", "nope no", "maybe", "yes no"]
     assert baseline(site(["no", "yes", "no"], tested, MACRO_F1)) == pytest.approx((4 / 5 + 0 + 1) / 3)
     assert baseline(site(["no", "yes", "no"], tested, BALANCED_ACCURACY)) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("metric", [BALANCED_ACCURACY, MACRO_F1])
+def test_questions_about_one_image_make_no_class_of_several_images(metric):
+    apart = site(["a", "b"], ["a", "a", "b", "b", "c", "c"], metric)
+    together = replace(apart, test=tuple(replace(one, image_id=one.answer) for one in apart.test))
+    assert baseline(apart, min_images=2) is not None
+    assert baseline(together, min_images=2) is None
+    vocabulary = AnswerVocabulary(["a", "b"])
+    assert [one.unseen_classes(vocabulary, one.test, min_images=2) for one in (apart, together)] == [1, 0]
+    assert [one.rare_classes(vocabulary, one.test, min_images=2) for one in (apart, together)] == [{*()}, {-1, 0, 1}]
 
 
 def test_one_class_is_recognized_wholly_and_the_others_never():

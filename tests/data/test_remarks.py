@@ -22,10 +22,11 @@ CASES = {
 def site_of(metric, train, test):
     labelled = metric == MACRO_F1
 
-    def example(target):
-        return Example(IMAGE, "?", "" if labelled else target, False, "i", labels=target if labelled else None)
+    def example(number, target):
+        answer, labels = ("", target) if labelled else (target, None)
+        return Example(IMAGE, "?", answer, False, f"{number}", labels=labels)
 
-    parts = [tuple(map(example, part)) for part in (train, test)]
+    parts = [tuple(map(example, range(len(part)), part)) for part in (train, test)]
     return SiteData("here", parts[0], (), parts[1], "made here", labels=("m", "n") if labelled else (), metric=metric)
 
 

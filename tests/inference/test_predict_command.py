@@ -79,6 +79,7 @@ def test_a_question_that_is_cut_is_said(predict, tables):
 def test_a_folder_of_images_without_answers(predict, tables, tmp_path):
     out = tmp_path / "new" / "out.csv"
     code, printed, _ = predict("classes", "--image", tables["classes"], "--out", out)
+    assert out.stat().st_mode & 0o077 == 0
     assert code == 0
     assert "measured" not in printed
     rows = read(out)

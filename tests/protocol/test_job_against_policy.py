@@ -77,6 +77,7 @@ def test_every_shipped_job_is_allowed_by_default(request):
 MMBT = {"name": "mmbt", "source": "/srv/bert", "image_source": "/srv/resnet"}
 MMBT_TRAINED, SOURCES = {**MMBT, "projection": "trained"}, ("/srv/bert", "/srv/resnet")
 REFUSED = [
+    ("SCAFFOLD", {"training": {"scaffold": True}, "method": {"aggregation": "fedavg"}}, {}, "training.scaffold"),
     ("an excluded image", {"data": {"exclude": ["synpic1"]}}, {}, "data.exclude"),
     ("the excluded images of the site", {"data": {"exclude": ["a"]}}, {"exclude": ("a",)}, "data.exclude"),
     ("a window", {"data": {"window": {"center": 1, "width": 2}}}, {}, "data.window"),
@@ -631,7 +632,9 @@ def test_scores_over_fewer_samples_than_asked_for_are_refused(scans):
 @pytest.mark.parametrize("name", ["0.png", "./0.png", ".\\0.png", "0.png#0"])
 def test_the_site_excludes_its_own_images_and_counts_what_is_left(scans, name):
     excluding = {"exclude": (name, "an image of another data set")}
-    assert len(loaded(scans, **excluding).train) == 15
+    found = loaded(scans, **excluding)
+    assert len(found.train) == 15
+    assert found.notes[-1] == "1 of 2 excluded ids are of no image of these data."
     with pytest.raises(FedpeftError, match="min_train_images"):
         loaded(scans, **excluding, min_train_images=6)
 
@@ -648,6 +651,16 @@ def test_the_site_says_how_many_images_may_be_unreadable_and_those_it_excludes_d
     with pytest.raises(FedpeftError) as refused:
         admitted(SitePolicy(**SMALL), job(data={"unreadable": 0.5}))
     assert refused.value.setting == "data.unreadable"
+
+
+def test_a_jobs_backbone_leaves_out_no_image_of_a_site_with_a_policy(scans, monkeypatch):
+    """An image that one backbone takes and another does not would show itself in the counts of two jobs."""
+    allowed = []
+    monkeypatch.setattr(
+        "fedpeft.data.readable.fitting", lambda data, backbone, share, **_: allowed.append(share) or data
+    )
+    assert loaded(scans, unreadable=0.2)
+    assert allowed == [0.0]
 
 
 def test_a_job_cannot_leave_one_image_and_train_on_it(scans, tmp_path, monkeypatch):

@@ -146,7 +146,10 @@ def test_a_mean_over_labels_of_few_images_for_which_one_is_known_is_no_figure(mi
 @pytest.mark.parametrize("metric", [BALANCED_ACCURACY, MACRO_F1])
 def test_the_figures_of_a_round_are_of_as_many_samples_as_the_policy_says(metric, limits, test, validation):
     """Answers of fewer images than min_class_images are none of them: of 5 test samples 4 count, 3 of 4 validated."""
-    rows = {name: tuple(Example(None, "", one, False, "") for one in answers) for name, answers in SPLITS.items()}
+    rows = {
+        name: tuple(Example(None, "", one, False, f"{number}") for number, one in enumerate(answers))
+        for name, answers in SPLITS.items()
+    }
     data = SiteData("site", rows["train"], rows["validation"], rows["test"], "drawn here", metric=metric)
     vocabulary = AnswerVocabulary(sorted({*SPLITS["train"]}))
     parts = {"vocabulary": vocabulary, "answering": Fixed(), "backbone": None, "features": None}
@@ -159,6 +162,27 @@ def test_the_figures_of_a_round_are_of_as_many_samples_as_the_policy_says(metric
     policy = limits and SitePolicy(min_class_images=2, **limits)
     figures, _ = Evaluation(model, data, answered, policy=policy).measure_round()
     assert (figures["overall"], figures["validation"]) == (test, validation)
+
+
+@pytest.mark.parametrize("metric", [BALANCED_ACCURACY, MACRO_F1])
+def test_a_class_whose_questions_are_about_one_image_is_in_no_mean(metric):
+    rows = tuple(Example(None, "", "ab"[number % 2], False, f"{number % 2 or number}") for number in range(6))
+    data = SiteData("site", rows, (), rows, "drawn here", metric=metric)
+    vocabulary = AnswerVocabulary(["a", "b"])
+    parts = {"vocabulary": vocabulary, "answering": Fixed(), "backbone": None, "features": None}
+    model = SimpleNamespace(training=TrainingSettings(rounds=1), device=CPU, **parts)
+
+    def answered(examples, size):
+        return batches(target=[vocabulary.index(one.answer) for one in examples], chosen=[0] * len(examples))
+
+    wanted = {}
+    for least in (1, 2):
+        figures, _ = Evaluation(
+            model, data, answered, policy=SitePolicy(min_class_images=least, min_test_samples=1)
+        ).measure_round()
+        wanted[least] = figures["overall"]
+    alone = {BALANCED_ACCURACY: 1.0, MACRO_F1: 2 / 3}[metric]  # of a alone
+    assert wanted == {1: pytest.approx(alone / 2), 2: pytest.approx(alone)}
 
 
 def by_hand(probabilities, target):

@@ -13,6 +13,7 @@ from fedpeft.site.orders import (
     REPEATS,
     accept,
     apply_delta,
+    check_accepted,
     check_order,
     lost_state,
     newest_round,
@@ -90,6 +91,15 @@ REFUSED = [
 def test_more_than_the_job_says_is_refused(sections, order, what):
     with pytest.raises(FedpeftError, match=what) as refused:
         check_order(order, SiteJob.from_sections(sections, site="north"))
+    assert refused.value.code == "order-refused"
+
+
+def test_no_more_layers_are_trained_than_the_site_has_measured_a_budget_for(tmp_path):
+    for budget in (2, 1):  # measured again, for a first adapter: the server counts with the first
+        accept(Introduction(version="1", schema={}, budget=budget), tmp_path)
+    check_accepted(train(layers=[0, 1]), tmp_path, any_width=False)
+    with pytest.raises(FedpeftError, match="3 layers, the budget is 2") as refused:
+        check_accepted(train(layers=[0, 1, 2]), tmp_path, any_width=False)
     assert refused.value.code == "order-refused"
 
 

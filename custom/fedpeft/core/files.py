@@ -55,13 +55,18 @@ def number_of(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft, file or folder, that replaces `path` at the end; an error leaves `path` unchanged."""
+def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Yield the path of a draft, file or folder, that replaces `path` at the end; an error leaves `path` unchanged.
+
+    A `private` one is an empty file that only its own account can read: it gets what must not leave a site.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
         _remove(draft)
+        if private:
+            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         yield draft
         if path.is_dir():
             if not draft.is_dir():

@@ -107,6 +107,11 @@ def closed_by_answer(answer: str) -> bool:
     return answer in YES_NO
 
 
+def images_of_classes(pairs: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Count the different images of each class; `pairs` are a class and the id of an image, of each example."""
+    return dict(Counter(name for name, _ in set(pairs)))
+
+
 class AnswerVocabulary:
     """The classes of one site's head: its answers, sorted, numbered from 0.
 
@@ -163,6 +168,11 @@ class AnswerVocabulary:
         return sum(not self.accepted(example) for example in examples)
 
     def unseen_classes(self, examples: Iterable[Example], *, min_images: int = 1) -> int:
-        """Count the answers outside the vocabulary that at least `min_images` of the examples have."""
-        counts = Counter(normalize(example.answer) for example in examples if not self.accepted(example))
-        return sum(count >= min_images for count in counts.values())
+        """Count the answers outside the vocabulary that examples of at least `min_images` images have."""
+        images = images_of_classes((self.class_of(example), example.image_id) for example in examples)
+        return sum(count >= min_images for name, count in images.items() if self.index(name) < 0)
+
+    def rare_classes(self, examples: Iterable[Example], *, min_images: int) -> frozenset[int]:
+        """Return the numbers of the answers that examples of fewer than `min_images` images have."""
+        images = images_of_classes((self.class_of(example), example.image_id) for example in examples)
+        return frozenset(self.index(name) for name, count in images.items() if count < min_images)

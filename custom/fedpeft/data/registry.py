@@ -137,10 +137,11 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         raise _add_layout(error, data_set, settings) from error
     except OSError as error:
         raise unreadable_folder(error, Path(settings.root or settings.dataset)) from error
+    unknown = data.unknown_among(without)
     if settings.exclude:
         data = data.without_images(settings.exclude)
     if dropped := data.resolved(without):
-        data = data.without(dropped, EXCLUDED)
+        data = data.without(dropped, EXCLUDED, *unknown)
     if settings.samples is not None:  # where sites share the data, the loader has drawn them already
         used = {example.image_id for split in drawn(settings, *data.splits().values()) for example in split}
         images = {example.image_id for split in data.splits().values() for example in split}

@@ -8,14 +8,14 @@ are longer than the backbone reads or writes. No sentence shows a text, an answe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from fedpeft import backbones
 from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings
 from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
-from fedpeft.data.answers import AnswerVocabulary, normalize
-from fedpeft.data.schema import SiteData
+from fedpeft.data.answers import AnswerVocabulary, images_of_classes, normalize
+from fedpeft.data.schema import Example, SiteData
 
 
 def baseline(
@@ -41,9 +41,8 @@ def _count(data: SiteData, min_images: int, of_head: Collection[str]) -> int:
         return sum(not counted <= set(example.unknown_labels) for example in data.test)
     if data.metric == ACCURACY:
         return len(data.test)
-    vocabulary = AnswerVocabulary(of_head) if of_head else AnswerVocabulary.from_examples(data.train)
-    classes = [vocabulary.class_of(example) for example in data.test if vocabulary.accepted(example)]
-    return sum(_counted(classes, min_images).values())
+    vocabulary = _vocabulary(data, of_head)
+    return sum(_counted([e for e in data.test if vocabulary.accepted(e)], vocabulary.class_of, min_images).values())
 
 
 def _accuracy(data: SiteData, min_images: int, of_head: Collection[str]) -> float:
@@ -60,26 +59,28 @@ def _accepted(data: SiteData) -> list[set[str]]:
     return [{normalize(text) for text in (e.answer, *e.alternatives)} for e in data.test]
 
 
-def _classes(data: SiteData, of_head: Collection[str]) -> list[str]:
-    vocabulary = AnswerVocabulary(of_head) if of_head else AnswerVocabulary.from_examples(data.train)
-    return [vocabulary.class_of(example) for example in data.test]
-
-
 def _f1_of_answers(data: SiteData, min_images: int, of_head: Collection[str]) -> float | None:
-    answer, target = _most_frequent(data), _classes(data, of_head)
+    vocabulary = _vocabulary(data, of_head)
+    answer, target = _most_frequent(data), [vocabulary.class_of(example) for example in data.test]
     chosen = [own if answer in accepted else answer for own, accepted in zip(target, _accepted(data), strict=True)]
     right = Counter(own for own, other in zip(target, chosen, strict=True) if own == other)
-    counts, times = _counted(target, min_images), Counter(chosen)
+    counts, times = _counted(data.test, vocabulary.class_of, min_images), Counter(chosen)
     scores = [2 * right[own] / (count + times[own]) for own, count in counts.items()]
     return sum(scores) / len(scores) if scores else None
 
 
-def _counted(answers: list[str], min_images: int) -> dict[str, int]:
-    return {answer: count for answer, count in Counter(answers).items() if count >= min_images}
+def _counted(examples: Sequence[Example], class_of: Callable[[Example], str], min_images: int) -> dict[str, int]:
+    """Count the examples of each class that so many different images have."""
+    images = images_of_classes((class_of(example), example.image_id) for example in examples)
+    return {name: count for name, count in Counter(map(class_of, examples)).items() if images[name] >= min_images}
+
+
+def _vocabulary(data: SiteData, of_head: Collection[str]) -> AnswerVocabulary:
+    return AnswerVocabulary(of_head) if of_head else AnswerVocabulary.from_examples(data.train)
 
 
 def _balanced_accuracy(data: SiteData, min_images: int, of_head: Collection[str]) -> float | None:
-    classes = _counted(_classes(data, of_head), min_images)
+    classes = _counted(data.test, _vocabulary(data, of_head).class_of, min_images)
     if not classes:
         return None
     answers = of_head or {normalize(example.answer) for example in data.train}

@@ -114,8 +114,14 @@ class SiteData:
         return len({normalize(example.answer) for example in self.train})
 
     def unseen_classes(self, vocabulary: AnswerVocabulary, examples: Iterable[Example], *, min_images: int = 1) -> int:
-        """How many answers outside a vocabulary have at least `min_images` of the examples."""
+        """How many answers outside a vocabulary have examples of at least `min_images` images."""
         return 0 if self.labels else vocabulary.unseen_classes(examples, min_images=min_images)
+
+    def rare_classes(
+        self, vocabulary: AnswerVocabulary, examples: Iterable[Example], *, min_images: int
+    ) -> frozenset[int]:
+        """The numbers of the answers that examples of fewer images have."""
+        return frozenset() if self.labels else vocabulary.rare_classes(examples, min_images=min_images)
 
     def unseen(self, vocabulary: AnswerVocabulary) -> int:
         """How many test questions have no accepted answer in a vocabulary; 0 where images have labels."""
@@ -170,6 +176,12 @@ class SiteData:
 
         known = self._image_ids()
         return {one if one in known else canonical_id(one) for one in image_ids}
+
+    def unknown_among(self, image_ids: Iterable[str]) -> tuple[str, ...]:
+        """Return a note on ids that no image of these data has; empty: all are there."""
+        resolved = self.resolved(image_ids)
+        unknown = len(resolved - self._image_ids())
+        return (f"{unknown} of {len(resolved)} excluded ids are of no image of these data.",) if unknown else ()
 
     def _image_ids(self) -> set[str]:
         return {example.image_id for examples in self.splits().values() for example in examples}

@@ -161,10 +161,12 @@ def check_disk(context: Context) -> Iterator[Finding]:
         if context.kit:
             yield writable(context.kit.folder, SPARE + (0 if kept else _state(context)))
         else:
-            workspace = context.workspace.resolve()
+            workspace = context.workspace
+            if not workspace.name.strip(".") or workspace.is_symlink():  # what the run has beside it is elsewhere
+                workspace = workspace.resolve()
             try:
                 if context.job:
-                    check_place(workspace, context.job.folder)
+                    check_place(workspace.resolve(), context.job.folder)
             except FedpeftError as error:
                 yield failed(str(error))
             for place in (workspace, runs_folder(workspace)):

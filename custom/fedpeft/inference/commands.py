@@ -94,7 +94,7 @@ def answered(
     """Return the predictions, and the figures on the examples with known answers; None: there are none."""
     from rich.progress import track
 
-    measure = predictor.measure(wanted.unseen) if any(wanted.known) else None
+    measure = predictor.measure(wanted.unseen, wanted.rare) if any(wanted.known) else None
     everything = measure if all(wanted.known) else None
     answers = predictor.predictions(wanted.examples, wanted.known, max_answers=max_answers, measure=everything)
     bar: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}

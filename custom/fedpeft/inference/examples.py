@@ -7,7 +7,7 @@ class may be missing in some rows, while an image without labels has none of the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Wanted:
     examples: tuple[Example, ...]  # an unknown answer is replaced by the site's first one
     known: tuple[bool, ...]  # for each, whether its answer, class or labels are known
     unseen: int = 0  # see `fedpeft.site.metrics.Measure`
+    rare: frozenset[int] = frozenset()
     remarks: tuple[str, ...] = ()  # lines for the user
 
 
@@ -118,9 +119,8 @@ def read_table(named: Path, kept: KeptModel) -> Wanted:
     read.bad.refuse_any(read.total)
     examples, known = [example for example, _ in pairs], [is_known for _, is_known in pairs]
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
-    unseen = _count_unseen(measured, kept)
     remarks = (*read.notes, *_text_remarks(examples, record))
-    return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=remarks)
+    return Wanted(examples=tuple(examples), known=tuple(known), remarks=remarks, **_counts(measured, kept))
 
 
 def _text_remarks(examples: Sequence[Example], record: ModelRecord) -> list[str]:
@@ -177,8 +177,8 @@ def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:
     return Wanted(
         examples=examples,
         known=(True,) * len(examples),
-        unseen=_count_unseen(examples, kept),
         remarks=() if same else (CHANGED,),
+        **_counts(examples, kept),
     )
 
 
@@ -198,9 +198,12 @@ def _check_labels(example: Example, vocabulary: AnswerVocabulary) -> None:
         vocabulary.index_of_label(label)
 
 
-def _count_unseen(examples: Iterable[Example], kept: KeptModel) -> int:
-    vocabulary = AnswerVocabulary(kept.record.answers)
-    return 0 if kept.record.labelled else vocabulary.unseen_classes(examples, min_images=kept.min_class_images)
+def _counts(examples: Sequence[Example], kept: KeptModel) -> dict[str, Any]:
+    vocabulary, least = AnswerVocabulary(kept.record.answers), kept.min_class_images
+    if kept.record.labelled:
+        return {}
+    rare = vocabulary.rare_classes(examples, min_images=least)
+    return {"unseen": vocabulary.unseen_classes(examples, min_images=least), "rare": rare}
 
 
 def with_label(example: Example, label: str, record: ModelRecord) -> Example:

@@ -107,7 +107,7 @@ def draw(file: Path, found: Evidence, prediction: Prediction, answer: str, *, ca
     ]
     figure.supxlabel("\n".join(filter(None, lines)), fontsize=8)
     kind = file.suffix.removeprefix(".").lower()
-    with replacing(file) as draft:
+    with replacing(file, private=True) as draft:
         figure.savefig(draft, format=kind, dpi=150)
 
 

@@ -339,10 +339,11 @@ class Predictor:
             *([CUT.format(self._adapter, *max(ranks))] if ranks else []),
         )
 
-    def measure(self, unseen: int) -> Measure:
+    def measure(self, unseen: int, rare: frozenset[int] = frozenset()) -> Measure:
         """Return an empty measure of the site's metric, with the thresholds of the run."""
         measure = new_measure(self.record.metric, labelled=self.record.labelled)
-        measure.min_images, measure.unseen, measure.thresholds = self._min_images, unseen, self.record.thresholds
+        measure.min_images, measure.rare, measure.unseen = self._min_images, rare, unseen
+        measure.thresholds = self.record.thresholds
         return measure
 
     def predictions(

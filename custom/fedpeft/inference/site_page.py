@@ -8,7 +8,6 @@ how well each answer, class or label is recognized, and which are confused.
 from __future__ import annotations
 
 import io
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -219,8 +218,7 @@ def _shade(share: float) -> int:
 def write_page(out: Path, subject: Subject, *, examples: int) -> None:
     """Write a site's page, readable only for its own account, with up to `examples` images answered right and wrong."""
     text = page(subject, examples=examples)
-    with replacing(out) as draft:
-        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    with replacing(out, private=True) as draft:
         draft.write_text(text, encoding="utf-8")
 
 

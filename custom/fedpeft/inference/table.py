@@ -45,7 +45,7 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, max_answers: int
     else:
         columns += ["probability"]
         columns += [f"{name}_{rank}" for rank in range(2, max_answers + 1) for name in ("predicted", "probability")]
-    with replacing(file) as draft, draft.open("w", encoding="utf-8", newline="") as out:
+    with replacing(file, private=True) as draft, draft.open("w", encoding="utf-8", newline="") as out:
         writer = csv.DictWriter(out, columns, restval="")
         writer.writerow({name: csv_cell(name) for name in columns})
         for row in rows:

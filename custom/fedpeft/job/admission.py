@@ -68,6 +68,7 @@ BOOKKEEPING = (
     "submitter_role",
 )
 MAX_SITES = 1000
+MAX_NAME = 200  # characters of a job's name
 NUMBER = "num_of_gpus"
 _GPUS = {NUMBER: 1024, "mem_per_gpu_in_GiB": 10_000}  # the largest that a job may ask for
 ALLOWED = 1.0  # instead of an interval or timeout that a file does not have
@@ -105,8 +106,8 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
             )
     if "server" not in participants:
         raise wrong(file, "deploy_map", participants, "the server and each site once, by name")
-    if not isinstance(meta["name"], str) or not 0 < len(meta["name"]) <= 200:
-        raise wrong(file, "name", meta["name"], "a short text")
+    if not is_name(meta["name"]):
+        raise wrong(file, "name", meta["name"], "a short text without line breaks")
     if not is_whole(meta["min_clients"]) or not 1 <= meta["min_clients"] < len(participants):
         raise wrong(file, "min_clients", meta["min_clients"], f"a number from 1 to {len(participants) - 1}")
     resources = meta.get("resource_spec", {})
@@ -118,6 +119,11 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
             raise wrong(file, "resource_spec", spec, f"an object of {' and '.join(_GPUS)}, each a number")
         if spec and NUMBER not in spec:  # FLARE would start such a job nowhere
             raise wrong(file, "resource_spec", spec, f"an object with {NUMBER}")
+
+
+def is_name(value: Any) -> bool:
+    """Return whether a value can name a job, in tables and on consoles."""
+    return isinstance(value, str) and bool(value.strip()) and len(value) <= MAX_NAME and value.isprintable()
 
 
 def check_flare(configuration: Mapping[str, Any], file: str) -> None:
@@ -306,8 +312,10 @@ def _check_component(entry: Any, where: str, classes: Sequence[str], names: Sequ
         if name != "job":
             check_keys(value, None, f"{where}: {name}")
             _refuse_classes(value, f"{where}: {name}")
-        elif not isinstance(value, str):
-            raise AdmissionError(f"{where}: {name} is {short(value)}: make it a text.", reason="shape")
+        elif not is_name(value):
+            raise AdmissionError(
+                f"{where}: {name} is {short(value)}: make it a short text without line breaks.", reason="shape"
+            )
 
 
 def _refuse_classes(value: Any, where: str) -> None:

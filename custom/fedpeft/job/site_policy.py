@@ -182,6 +182,8 @@ class SitePolicy:
             with `sum_with`: they become "not measured".
         head: whether a classifier's head may leave, which a job with `method.head: federated` needs; its biases show
             how often each answer occurs.
+        scaffold: whether a job may set `training.scaffold`. Its steps move the model by the difference of two received
+            adapters, so that whoever sends them can choose which samples change it.
         connector: whether a backbone's connector may leave, which a job with `backbone.projection: trained` needs; its
             change is made of features of the site's images.
         sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave. A job
@@ -247,6 +249,7 @@ class SitePolicy:
     scores: bool = True
     metrics: bool = True
     head: bool = False
+    scaffold: bool = False
     connector: bool = False
     sum_with: tuple[str, ...] = ()
     sum_noise: Mapping[str, Any] = field(default_factory=dict)

@@ -173,6 +173,8 @@ def _sum_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
 
 
 def _leaving_rule(policy: SitePolicy, job: SiteJob) -> Refusals:
+    if job.training.scaffold and not policy.scaffold:
+        yield "training.scaffold", "is true, with which the server moves the model between steps, and scaffold is false"
     if job.method.federates_head and not policy.head:
         yield "method.head", "is 'federated', with which the classifier leaves this site, and head is false"
     if job.backbone.trains_connector and job.method.exchanges and not policy.connector:
@@ -253,7 +255,9 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     loaded = centralized(job.site, parts) if job.pooled else parts[0]
     for answers in (policy.answers.get(job.data.dataset) if policy else None, job.answers):
         loaded = keep_listed_answers(loaded, answers) if answers else loaded
-    loaded = fitting(loaded, job.backbone, job.data.unreadable, download=policy is None or policy.download)
+    # at a site with a policy no job leaves out an image by its choice of a backbone
+    unreadable = 0.0 if policy else job.data.unreadable
+    loaded = fitting(loaded, job.backbone, unreadable, download=policy is None or policy.download)
     if policy is None:
         return loaded
     _check_counts(policy, job, loaded)

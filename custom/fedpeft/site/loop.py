@@ -362,6 +362,7 @@ class Evaluation:
                 metric=self._data.metric,
                 min_images=self._min_images,
                 min_samples=self._min_tested,
+                rare=self._data.rare_classes(model.vocabulary, examples, min_images=self._min_images),
                 unseen=self._data.unseen_classes(model.vocabulary, examples, min_images=self._min_images),
             )
         measure.thresholds = self._thresholds

@@ -26,12 +26,14 @@ class Measure:
     Attributes:
         min_images: images of the split that a class or label must have to be part of a mean.
         min_samples: samples that a mean over answers or labels must be of; with fewer there is no figure.
+        rare: numbers of the classes that have fewer images, though perhaps as many questions.
         unseen: classes of the split with as many images that training does not have.
         thresholds: of the labels, where they were chosen; None: one half, or there are no labels.
     """
 
     min_images = 1
     min_samples = 0
+    rare: frozenset[int] = frozenset()
     unseen = 0
     thresholds: tuple[float, ...] | None = None
 
@@ -107,6 +109,7 @@ class _AnswerNumbers(Measure):
     def _mean_over_answers(self, values: Tensor, counts: Tensor) -> Measured:
         """Average the values of the answers that enough images have; number 0 is not an answer of training."""
         enough = counts[1:] >= self.min_images
+        enough[[number for number in self.rare if 0 <= number < len(enough)]] = False
         counted = values[1:][enough]
         if counts[1:][enough].sum() < self.min_samples:
             return _overall(None)
@@ -260,11 +263,12 @@ def measured(
     metric: str,
     min_images: int = 1,
     min_samples: int = 0,
+    rare: frozenset[int] = frozenset(),
     unseen: int = 0,
 ) -> Measure:
-    """Answer all questions of a split; for `min_images`, `min_samples` and `unseen` see `Measure`."""
+    """Answer all questions of a split; for `min_images`, `min_samples`, `rare` and `unseen` see `Measure`."""
     measure = new_measure(metric, labelled=answering.labelled)
-    measure.min_images, measure.min_samples, measure.unseen = min_images, min_samples, unseen
+    measure.min_images, measure.min_samples, measure.rare, measure.unseen = min_images, min_samples, rare, unseen
     for batch in batches:
         measure.add(answering, batch.to(device))
     return measure

@@ -264,16 +264,22 @@ ACCEPTED = "accepted.json"
 
 def accept(introduction: Introduction, folder: Path) -> None:
     """Record, before the introduction, that this site takes part in the job, and with which adapter."""
-    write_json(folder / ACCEPTED, {"shapes": introduction.schema, "dtype": introduction.dtype})
+    budget = max(introduction.budget, _read(folder / ACCEPTED).get("budget", 0))  # measured anew in a second one
+    write_json(folder / ACCEPTED, {"shapes": introduction.schema, "dtype": introduction.dtype, "budget": budget})
 
 
 def check_accepted(order: ScoreOrder | TrainOrder, folder: Path, *, any_width: bool, stacked: bool = False) -> None:
-    """Refuse an order before the handshake, or with tensors of other keys, shapes or dtype than announced."""
+    """Refuse an order before the handshake, or with more layers or tensors of another form than announced."""
     file = folder / ACCEPTED
     if not file.exists():
         raise refused(f"for round {order.round} without a handshake")
     try:
-        announced = AdapterSchema(**json.loads(file.read_text()))
+        said = json.loads(file.read_text())
+        budget = said.pop("budget", None)
+        announced = AdapterSchema(**said)
     except (OSError, ValueError, TypeError) as error:
         raise LocalError(f"{file} cannot be read ({error}): submit the job again.") from error
+    layers = order.layers if isinstance(order, TrainOrder) else None
+    if budget is not None and layers is not None and len(layers) > budget:
+        raise refused(f"to train {len(layers)} layers, the budget is {budget}")
     check_received(order.state, announced, whole=not order.base, any_width=any_width, stacked=stacked)
