@@ -55,6 +55,11 @@ def disconnected(waiting):
     waiting.disconnected = 1.0
 
 
+def unknown(waiting):
+    """FLARE does not list a site that it did not start in the job."""
+    waiting.harness.fl_ctx.get_engine().get_client_from_name = lambda site: None
+
+
 def refused(waiting):
     message_limits._refused[f"{ABSENT}.job"] = "more than 1 MB, which was not read."
 
@@ -74,6 +79,7 @@ CASES = {
     "nothing is known of it": ([], 2, GRACE, "raise federation.grace"),
     "its process has ended": ([(0, ended)], 2, 0, NAMED),
     "FLARE calls it disconnected": ([(0, disconnected)], 2, 0, NAMED),
+    "FLARE did not start it": ([(0, unknown)], 2, 0, NAMED),
     "its reply is refused unread": ([(0, refused)], 2, 0, f"site {ABSENT} sent more than 1 MB"),
     "its reply is refused unread, below the quorum": ([(0, refused)], 3, 0, "quorum is 3"),
     "its process has ended, below the quorum": ([(0, ended)], 3, GRACE, NAMED),

@@ -371,6 +371,8 @@ def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
     monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
     server.abort_signal = SimpleNamespace(triggered=False)
     monkeypatch.setattr(server, "_cell_of", lambda site: site)
+    engine = SimpleNamespace(get_client_from_name=lambda site: site)
+    monkeypatch.setattr(server, "fl_ctx", SimpleNamespace(get_engine=lambda: engine))
     cancelled = []
     monkeypatch.setattr(server, "cancel_all_tasks", lambda: cancelled.append(True))
     order = TrainOrder(lineage="job-1", round=1, base=0, version=0, layers=None, scored=False, state={})

@@ -3,11 +3,13 @@
 
 import json
 import os
+import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.server_engine_spec import ServerEngineSpec
@@ -15,6 +17,7 @@ from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.app.utils import component_security_check
 
+from fedpeft.core.locks import StateLock
 from fedpeft.flare.controller import REPLIES
 from fedpeft.flare.job_store import JobStore
 from fedpeft.flare.stale_jobs import StaleJobs
@@ -103,6 +106,42 @@ def test_what_a_dead_server_was_writing_is_removed(server, tmp_path):
     StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
     left = {path.name for path in (tmp_path / "fedpeft").iterdir()}
     assert left == {f".{REPLIES}.{os.getpid()}.draft", "small-1"}
+
+
+def test_what_is_left_of_a_stored_run_does_not_replace_it(server):
+    """The server was killed while FLARE removed the folder of a job that had ended."""
+    job = submitted(server)
+    server.store.set_status(job, RunStatus.RUNNING, server.context)
+    folder = run(server, job)
+    server.store.save_workspace(job, [str(folder)], server.context)
+    stored = server.store.get_storage_component(job, "workspace", server.context)
+    (folder / "fedpeft" / "history.json").unlink()
+    StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
+    assert server.store.get_storage_component(job, "workspace", server.context) == stored
+    assert not folder.exists()
+
+
+def test_a_restarted_server_waits_for_the_process_of_a_job_that_has_not_ended_yet(server):
+    job = submitted(server)
+    server.store.set_status(job, RunStatus.RUNNING, server.context)
+    folder, process = run(server, job), StateLock()
+    process.take(folder / "fedpeft", job)
+    threading.Timer(1.0, process.release).start()
+    StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
+    assert process._held == {}
+    assert not folder.exists()
+
+
+def test_with_a_folder_for_state_what_a_dead_server_was_writing_is_removed_there(server, tmp_path, monkeypatch):
+    submitted(server)
+    monkeypatch.setenv("FEDPEFT_STATE", str(tmp_path / "state"))
+    left = tmp_path / "state" / "hospitals" / f".{REPLIES}.4194305.draft"
+    left.mkdir(parents=True)
+    server.context.set_prop(
+        FLContextKey.SITE_OBJ, SimpleNamespace(project_name="hospitals"), private=True, sticky=False
+    )
+    StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
+    assert not left.exists()
 
 
 def test_a_run_that_cannot_be_stored_is_finished_all_the_same(server, monkeypatch):

@@ -261,12 +261,14 @@ def test_what_is_no_message_is_answered_by_a_reason(wire, topic, content):
     assert relays(wire).ask(RELAY, SumQuery(round=1), Measured).lengths == {}
 
 
-def test_a_relay_keeps_the_sums_of_the_newest_jobs(wire):
-    for number in range(relay.MAX_JOBS + 1):
+def test_a_relay_keeps_the_sums_of_the_jobs_that_used_it_last(wire):
+    for number in range(relay.MAX_SUMS):
         relays(wire, f"server.job-{number}").ask(RELAY, order(), Measured)
-    with pytest.raises(FedpeftError, match="of the newest 8 jobs: let no more run at a time"):
-        relays(wire, "server.job-0").ask(RELAY, SumQuery(round=1), Measured)
-    relays(wire, "server.job-1").ask(RELAY, SumQuery(round=1), Measured)
+    relays(wire, "server.job-0").ask(RELAY, SumQuery(round=1), Measured)
+    relays(wire, "server.one-more").ask(RELAY, order(), Measured)
+    with pytest.raises(FedpeftError, match="keeps those of 32 jobs: let fewer run at a time"):
+        relays(wire, "server.job-1").ask(RELAY, SumQuery(round=1), Measured)
+    relays(wire, "server.job-0").ask(RELAY, SumQuery(round=1), Measured)
 
 
 def test_a_relay_that_does_not_answer_is_named(wire):

@@ -193,6 +193,7 @@ def arguments(config):
         (META, lambda c: c.update(stats_pool_config={}), "meta"),
         (META, lambda c: c.update(byoc=True), "meta"),
         (META, lambda c: c.update(name=3), "meta"),
+        (META, lambda c: c.update(name="own\nother"), "meta"),
         (META, lambda c: c.update(min_clients=99), "meta"),
         (META, lambda c: c.update(min_clients="1"), "meta"),
         (META, lambda c: c.update(deploy_map={"app": ["@ALL"]}), "meta"),

@@ -336,6 +336,8 @@ class FederationController(ModelController):
             return f"site {site} is away: FLARE's process of this job ended there {reason}; its own log says more."
         if self.get_client_disconnect_time(site):
             return f"site {site} is away: it is disconnected, or FLARE's process of this job has ended there."
+        if self.fl_ctx.get_engine().get_client_from_name(site) is None:
+            return f"site {site} is away: it was not there when FLARE started this job."
         return ""
 
 

@@ -29,10 +29,13 @@ def run_folder(fl_ctx: FLContext) -> Path:
     return folder
 
 
-def lineages_folder(fl_ctx: FLContext) -> Path:
-    """Return the parent folder of all lineages: `<workspace>/fedpeft`, or `$FEDPEFT_STATE/<participant>`."""
+def lineages_folder(fl_ctx: FLContext, participant: str = "") -> Path:
+    """Return the parent folder of all lineages: `<workspace>/fedpeft`, or `$FEDPEFT_STATE/<participant>`.
+
+    FLARE's name of the participant is that of the context if none is given.
+    """
     if chosen := chosen_state():
-        return chosen / fl_ctx.get_identity_name()
+        return chosen / (participant or fl_ctx.get_identity_name())
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / NAME
 
 

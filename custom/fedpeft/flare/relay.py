@@ -52,7 +52,8 @@ FLARES = "nvflare.private.fed.app.relay.relay"
 CHANNEL = "fedpeft_sums"
 OPEN, FETCH, TAKE, MEASURE, ADD_UP = "open", "fetch", "take", "measure", "add_up"
 REACH = "reach"
-MAX_JOBS = 8  # whose sums a relay keeps; for another one the oldest is dropped
+MAX_JOBS = 8  # that may run at a time where there are relays
+MAX_SUMS = 4 * MAX_JOBS  # that a relay keeps, also of jobs that were aborted; for another one the longest unused goes
 SECONDS = 600.0  # for one message and its answer
 MAX_SILENT = 2  # times that a relay may be there and not answer until it has added up a round
 POLL = 20.0  # seconds without an answer after which a relay must show that it is there
@@ -241,7 +242,7 @@ class SumDesk:
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         self._cell, self._folder, self._name = cell, folder, cell.get_fqcn()
-        self._sums: dict[str, GroupSum] = {}  # by job, the newest last
+        self._sums: dict[str, GroupSum] = {}  # by job, the last used one at the end
         self._lock = threading.Lock()
         limit_messages(Limit(MAX_MB * MB, LARGER))
         answers = {OPEN: self._open, FETCH: self._fetch, TAKE: self._take, MEASURE: self._measure, ADD_UP: self._add_up}
@@ -258,7 +259,7 @@ class SumDesk:
             offload([self._cell], self._folder)
         with self._lock:
             self._sums.pop(job, None)
-            while len(self._sums) >= MAX_JOBS:
+            while len(self._sums) >= MAX_SUMS:
                 del self._sums[next(iter(self._sums))]
             self._sums[job] = opened
         return Measured(round=order.round)
@@ -309,9 +310,10 @@ class SumDesk:
         with self._lock:
             if job not in self._sums:
                 raise FedpeftError(
-                    f"no sum of this job is ordered at this relay, which keeps those of the newest {MAX_JOBS} jobs: "
-                    f"let no more run at a time."
+                    f"no sum of this job is ordered at this relay, which keeps those of {MAX_SUMS} jobs: let fewer run "
+                    f"at a time."
                 )
+            self._sums[job] = self._sums.pop(job)
             return self._sums[job]
 
 

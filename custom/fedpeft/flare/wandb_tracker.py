@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from multiprocessing import Queue
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 
 from fedpeft.core.errors import FedpeftError
@@ -28,10 +30,16 @@ class BoundReceiver(WandBReceiver):
         end_with_parent_later(os.getppid())
         super()._process_queue_tasks(queue)
 
+    def finalize(self, fl_ctx: FLContext) -> None:
+        """End the run; FLARE ends a process that has not sent all in time, and does not wait for that."""
+        super().finalize(fl_ctx)
+        for process in self.processes.values():
+            process.join(SECONDS_TO_END)
+
 
 MODE, PROJECT, FOLDER = "WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"
 ONLINE, OFFLINE = "online", "offline"
-SECONDS = 60  # for what is left to be sent at the end
+SECONDS, SECONDS_TO_END = 60, 5  # for what is left to be sent at the end, and then for the end of the process
 ONLY_METRICS = {  # by default it records the program, its output and arguments, the machine, its load and its user
     "console": "off",
     "disable_code": True,
@@ -90,7 +98,10 @@ def _failed(receiver: Any) -> str:
     """Return why the run failed; empty: it did not. FLARE's receiver has its own process, and may go offline."""
     if receiver.mode != _mode():
         return "it refused the key, or could not be reached"
-    if any(process.exitcode for process in receiver.processes.values()):
+    codes = {process.exitcode for process in receiver.processes.values()}
+    if -signal.SIGTERM in codes:
+        return f"it had not taken all figures {SECONDS} s after the end"
+    if any(codes):
         return "its process has ended; the log has the traceback"
     return ""
 

@@ -254,8 +254,12 @@ class RunRecorder:
 
         An error while writing it, such as a full disk, is only logged, so that it does not hide the reason.
         """
+        tracking, self.tracking = self.tracking, None
         try:
             self._write_manifest("failed", reason=reason)
+            if tracking:  # last: it may wait for its service longer than FLARE waits for the end of an aborted job
+                tracking.close(completed=False)
+                self._write_manifest("failed", reason=reason)
         except LocalError as error:
             logging.getLogger(__name__).error("%s", error)
 
