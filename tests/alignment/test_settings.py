@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from grids import each
 
 from fedpeft.alignment import PIASettings
 from fedpeft.core.errors import FedpeftError
@@ -57,6 +58,15 @@ def test_a_list_is_a_ramp_and_agreement_concerns_sites_that_integrate():
     assert PIASettings(share=[1, 0.6]).share_in(3, 5) == 0.8
     assert PIASettings(share="agreement", integration="weight_space").follows_agreement
     assert not PIASettings(share="agreement", integration="weight_space", client=False).follows_agreement
+
+
+@each("share", [(0.1, 1.0), (0.9, 0.0)])
+@each("rounds", range(1, 61))
+def test_a_ramp_ends_at_its_last_share_and_leaves_0_to_1_in_no_round(share, rounds):
+    shares = [PIASettings(share=share).share_in(round, rounds) for round in range(1, rounds + 1)]
+    assert shares[0] == share[0]
+    assert rounds == 1 or shares[-1] == share[1]
+    assert all(0 <= one <= 1 for one in shares)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,19 @@ import torch
 from grids import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import generator
+from samples import PLACES, D, at, generator, hidden, same_bytes, state
 
-from fedpeft.alignment import cost_matrix, transport, transport_plan
+from fedpeft.alignment import (
+    PIASettings,
+    align_global,
+    align_upload,
+    barycenter,
+    cost_matrix,
+    integrate,
+    transport,
+    transport_plan,
+)
+from fedpeft.alignment.common_order import common_order
 from fedpeft.alignment.transport import compare, compare_each, match, permutation_of
 from fedpeft.core.errors import FedpeftError
 
@@ -260,3 +270,29 @@ def test_masses_may_require_gradients():
     mass = torch.tensor([2.0, 1.0, 1.0], requires_grad=True)
     plan = transport_plan(torch.eye(3), torch.eye(3), client_mass=mass)
     torch.testing.assert_close(plan.sum(dim=1), torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64))
+
+
+def calls(kind, chosen):
+    """By function what calls it: with adapters of three sites, and with their neurons alone."""
+    states = [state(kind, generator(seed)) for seed in range(3)]
+    tables, inputs = [at(one, PLACES[0]) for one in states], torch.randn(24, D, generator=generator(3))
+    seen = [{place: hidden(kind, at(one, place), inputs) for place in PLACES} for one in states[:2]]
+    supports = [torch.randn(12, 6, generator=generator(seed)) for seed in range(3)]
+    return {
+        "integrate": lambda: integrate(states, [3, 1, 2], chosen)[0],
+        "barycenter": lambda: barycenter(tables, **vars(chosen)),
+        "align_global": lambda: align_global(*states[:2], seen, chosen)[0],
+        "align_upload": lambda: align_upload(*states[:2], chosen),
+        "transport_plan": lambda: {"plan": transport_plan(*supports[:2], solver=chosen.solver)},
+        "compare": lambda: {"plan": compare(*supports[:2], solver=chosen.solver).matching.plan},
+        "common_order": lambda: common_order(supports, [0.5, 0.2, 0.3], 20)._asdict(),
+    }
+
+
+@each("changes", [{}, {"reference": "fixed_point"}, {"solver": "sinkhorn"}, {"output_axis": "matched"}])
+def test_autocast_changes_no_bit(kind, changes):
+    for name, call in calls(kind, PIASettings(**changes)).items():
+        expected = call()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = call()
+        assert same_bytes(found, expected), name

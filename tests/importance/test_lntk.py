@@ -203,6 +203,29 @@ def test_products_of_half_precision_gradients_do_not_underflow(gradients):
     torch.testing.assert_close(found, exact, rtol=0.15, atol=0)  # the gradients themselves are this coarse
 
 
+@pytest.mark.parametrize(
+    ("method", "size"), [("gradflow", 1 / 64), ("snip", 1 / 64), ("rgn", 1 / 64), ("grasp", 1 / 4)]
+)
+def test_means_and_products_of_other_scores_in_half_precision_do_not_underflow(method, size):
+    """What is computed in half precision is above its least number; a mean over samples or a product is below."""
+    rng = torch.Generator().manual_seed(0)
+    weights = [(torch.randn(1, 4, generator=rng) / 256).half() for _ in range(2)]
+    samples = (size * torch.rand(1024, 4, generator=rng)).half()
+
+    def scores(dtype):
+        first, second = (weight.to(dtype, copy=True) for weight in weights)
+        return score(
+            lambda batch: batch @ (first + 2 * second).T,
+            {"first": [first], "second": [second]},
+            [samples.to(dtype)],
+            lambda logits, batch: logits.to(torch.promote_types(dtype, torch.float32)).square().sum(1) / 64,
+            method=method,
+            normalize=False,
+        )
+
+    torch.testing.assert_close(scores(torch.float16), scores(torch.float64), rtol=0.01, atol=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("gradients", ["captured", "rows"])

@@ -6,10 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from nets import Batch, jacobian, layers_of, loss, model_fn, net, tokens
+from peft import get_peft_model
+from tiny_vilt import tiny_vilt
 
+from fedpeft import adapters
 from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import score
 from fedpeft.importance.saliency import absolute, all_ones
+from fedpeft.methods.adapters import adapter_parameters
+from fedpeft.methods.bottleneck.adapters import PHMProjection
 
 DATA = tokens(dtype=torch.float64)
 
@@ -116,6 +121,19 @@ def test_the_absolute_network_has_buffers_that_are_not_saved_too():
         assert module.mask.tolist() == [0, -torch.inf]
         assert module.finite_mask.tolist() == [0, -1e9]
     assert all(map(torch.equal, before, (*module.parameters(), *module.buffers())))
+
+
+def test_the_absolute_network_has_no_negative_weight_of_a_rule_that_layers_share():
+    model = tiny_vilt()
+    rule = adapter_parameters(get_peft_model(model, adapters.config("compacter", reduction_factor=8)))["shared.rule"]
+    with torch.no_grad():
+        rule[0, 0] = -0.0
+    before = rule.detach().clone()
+    projections = [module for module in model.modules() if isinstance(module, PHMProjection)]
+    assert any((module.weight < 0).any() for module in projections)
+    with absolute(model):
+        assert all((module.weight >= 0).all() for module in projections)
+    assert torch.equal(rule.view(torch.int32), before.view(torch.int32))
 
 
 def test_synflow_is_the_flow_of_the_absolute_network_on_ones(case):

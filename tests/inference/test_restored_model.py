@@ -2,6 +2,7 @@
 """What a site kept gives the model that was measured at the end of the round, to the last digit."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -84,6 +85,21 @@ def test_accuracy_is_the_share_of_right_predictions(of_tables):
         probabilities = [scored.probability for scored in prediction.answers]
         assert probabilities == sorted(probabilities, reverse=True)
         assert sum(probabilities) == pytest.approx(1)  # of all three answers
+
+
+@pytest.mark.parametrize("unknown", [0, -1])
+def test_a_measure_gets_no_batch_where_an_answer_is_unknown(of_tables, unknown):
+    kept = find(of_tables["questions"][0], site=None)
+    predictor, examples = Predictor(kept), read_split("test", kept).examples
+    added, known = [], [True] * len(examples)
+    measure = SimpleNamespace(add=lambda answering, batch: added.append(batch))
+    list(predictor.predictions(examples, known, max_answers=1, measure=measure))
+    assert sum(len(batch.target) for batch in added) == len(examples)
+    added.clear()
+    known[unknown] = False
+    found = list(predictor.predictions(examples, known, max_answers=1, measure=measure))
+    assert [prediction.known for prediction in found] == known
+    assert added == []
 
 
 def test_labels_apply_from_their_thresholds_on(of_tables):

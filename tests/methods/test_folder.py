@@ -176,6 +176,32 @@ def test_a_spoilt_folder_is_named_and_the_model_stays_as_it_was(what, message, a
     assert torch.equal(run(model), before)
 
 
+@pytest.mark.parametrize("name", ["houlsby", "lora", "compacter"])
+def test_what_the_caller_trains_is_the_same_after_a_failed_load(name, vilt, draw, tmp_path):
+    config = adapters.config(name, **({"reduction_factor": 8} if name == "compacter" else {}))
+    state = draw(adapters.schema(config, "vilt", 2, 32))
+    folder = adapters.save_adapter(tmp_path, state, config, "vilt")
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file(dict(list(weights.items())[1:]), folder / "adapter_model.safetensors")
+    model = vilt()
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    before = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    with pytest.raises(FedpeftError, match="does not fit ViltModel: the adapter state lacks"):
+        fedpeft.load_adapter(model, folder)
+    assert {parameter: parameter.requires_grad for parameter in model.parameters()} == before
+
+
+def test_the_connector_of_an_earlier_adapter_does_not_stay_in_the_folder(draw, tmp_path):
+    config = adapters.config("houlsby")
+    state = draw(adapters.schema(config, "vilt", 2, 32))
+    connector = {"connector.projection.weight": torch.ones(2, 2)}
+    adapters.save_adapter(tmp_path, state | connector, config, "vilt")
+    assert set(load_file(tmp_path / "connector.safetensors")) == {"projection.weight"}
+    adapters.save_adapter(tmp_path, state, config, "vilt")
+    assert {file.name for file in tmp_path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+
+
 def test_a_folder_that_names_a_module_for_peft_to_import_is_refused(vilt, draw, tmp_path, monkeypatch):
     """PEFT imports `megatron_core` of the file, and a notebook's current folder may be where the adapter lies."""
     config = adapters.config("lora")

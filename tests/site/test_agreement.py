@@ -14,6 +14,7 @@ from fedpeft.alignment.settings import PIASettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place
 from fedpeft.core.settings import build
+from fedpeft.core.states import equal
 from fedpeft.federate import federate
 from fedpeft.job.composing import check_sections
 from fedpeft.methods.settings import MethodSettings
@@ -202,6 +203,14 @@ def test_control_variates_move_with_their_neurons():
     for key, tensor in with_order(adapter(0), ORDERS).items():
         assert torch.equal(moved[f"own/{key}"], tensor)
         assert torch.equal(moved[f"global/{key}"], control[f"global/{key}"])
+
+
+def test_fedalas_shares_move_with_their_neurons_and_the_moments_of_dittos_own_model_stay():
+    moments = {f"{key}/exp_avg": tensor for key, tensor in adapter(2).items()}
+    own = kept(adapter=adapter(1), started={}, received={}, personal=adapter(0), orders=ORDERS)
+    assert equal(reordered_to(own, {}).personal, with_order(adapter(0), ORDERS))
+    assert not equal(with_order(adapter(0), ORDERS), adapter(0))
+    assert equal(reordered_to(replace(own, personal=moments), {}).personal, moments)
 
 
 def test_before_its_first_round_a_site_has_no_agreement():

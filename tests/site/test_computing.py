@@ -6,14 +6,17 @@ import os
 
 import pytest
 import torch
+from peft import get_peft_model
+from tiny_vilt import tiny_vilt
 from torch.autograd.graph import saved_tensors_hooks
 
-from fedpeft import methods
+from fedpeft import adapters, methods
 from fedpeft.answering.answering import Answering
 from fedpeft.backbones import default_source
 from fedpeft.core.errors import FedpeftError
+from fedpeft.methods.adapters import adapter_parameters
 from fedpeft.site import computing
-from fedpeft.site.kept_features import drops
+from fedpeft.site.kept_features import drops, fingerprint
 from fedpeft.site.learner import Learner
 from fedpeft.site.loop import parts_of
 
@@ -315,6 +318,15 @@ def test_kept_features_are_computed_anew_when_something_below_has_changed(learne
     batch = next(iter(made.batches.draw(made.data.train, 16)))
     with made.model.features.used():
         assert torch.equal(made.answering(batch.inputs), default.answering(batch.inputs))
+
+
+def test_a_rule_that_layers_share_and_nobody_trains_counts_as_something_below():
+    model = tiny_vilt()
+    adapted = get_peft_model(model, adapters.config("compacter", reduction_factor=8)).requires_grad_(False)
+    before = fingerprint(model, 1)
+    assert fingerprint(model, 1) == before
+    adapter_parameters(adapted)["shared.rule"].add_(0.1)
+    assert fingerprint(model, 1) != before
 
 
 def test_a_budget_of_features_holds_and_the_rest_is_computed_every_time(learner):

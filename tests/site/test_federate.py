@@ -37,6 +37,21 @@ def test_what_is_done_to_a_result_changes_no_later_round(sections, tmp_path):
     assert all(torch.equal(spoiled[key], tensor) for key, tensor in left.items())
 
 
+@pytest.mark.slow
+def test_draws_and_threads_of_the_caller_are_as_before(sections, tmp_path):
+    threads = torch.get_num_threads()
+    chosen = sections("method.aggregation=fedavg", "training.threads=1", "schedule.solver=exact", "schedule.budget=1")
+    learners = learners_of(chosen, tmp_path)
+    torch.set_num_threads(2)
+    try:
+        draws = torch.get_rng_state()
+        list(federate(learners))
+        assert torch.equal(torch.get_rng_state(), draws)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize(
     ("section", "changed"),
     [

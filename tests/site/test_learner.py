@@ -1,4 +1,6 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import copy
+
 import pytest
 import torch
 import yaml
@@ -7,7 +9,7 @@ from small_federations import learners_of
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.states import equal
+from fedpeft.core.states import copied, equal
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
@@ -38,6 +40,33 @@ def test_a_site_says_when_it_is_no_better_than_a_constant_answer_for_three_round
             one.constant = constants[site]
             said[site].append(one.train_round(number, {}).metrics["below_constant"])
     assert said == {"slake": [0, 0, 1, 1], "vqa-rad": [0, 0, 0, 0]}
+
+
+def test_a_learner_keeps_its_own_sections(sections, tmp_path):
+    chosen = sections("method.settings={houlsby: {reduction_factor: 4}}")
+    learner, before = learners_of(chosen, tmp_path, ["slake"])["slake"], copy.deepcopy(chosen)
+    chosen["method"]["settings"]["houlsby"]["reduction_factor"] = 2
+    chosen["training"]["rounds"] = 99
+    assert learner.record.sections == before
+    assert learner.method.settings["houlsby"] == {"reduction_factor": 4}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["schedule.solver=exact", "schedule.budget=1"],
+        ["method.name=full", "method.aggregation=fedavg", "method.head=federated"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_done_to_the_first_state_changes_no_second_one(sections, tmp_path, overrides):
+    learner = learners_of(sections(*overrides), tmp_path, ["slake"])["slake"]
+    before, digest = copied(learner.first_state()), learner.start_digest()
+    assert digest
+    for tensor in learner.first_state().values():
+        tensor.fill_(9.0)
+    assert equal(learner.first_state(), before)
+    assert learner.start_digest() == digest
 
 
 @pytest.mark.parametrize(
