@@ -3,7 +3,6 @@
 
 import json
 import os
-import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -17,7 +16,6 @@ from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.app.utils import component_security_check
 
-from fedpeft.core.locks import StateLock
 from fedpeft.flare.controller import REPLIES
 from fedpeft.flare.job_store import JobStore
 from fedpeft.flare.stale_jobs import StaleJobs
@@ -118,17 +116,6 @@ def test_what_is_left_of_a_stored_run_does_not_replace_it(server):
     (folder / "fedpeft" / "history.json").unlink()
     StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
     assert server.store.get_storage_component(job, "workspace", server.context) == stored
-    assert not folder.exists()
-
-
-def test_a_restarted_server_waits_for_the_process_of_a_job_that_has_not_ended_yet(server):
-    job = submitted(server)
-    server.store.set_status(job, RunStatus.RUNNING, server.context)
-    folder, process = run(server, job), StateLock()
-    process.take(folder / "fedpeft", job)
-    threading.Timer(1.0, process.release).start()
-    StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
-    assert process._held == {}
     assert not folder.exists()
 
 

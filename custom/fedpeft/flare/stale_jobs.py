@@ -7,7 +7,6 @@ FLARE stores the status and never checks it again: such a job could be neither a
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from nvflare.apis.event_type import EventType
@@ -15,12 +14,12 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
-from nvflare.apis.job_def import Job, RunStatus
+from nvflare.apis.job_def import RunStatus
 
 from fedpeft.core.errors import LocalError
 from fedpeft.core.files import remove_leftovers
 from fedpeft.core.locks import IN_USE, StateLock
-from fedpeft.flare.folders import NAME, lineages_folder
+from fedpeft.flare.folders import lineages_folder
 
 ARCHIVE = "workspace"  # FLARE's name of the stored run folder, which is there only once it is complete
 
@@ -46,13 +45,10 @@ class StaleJobs(FLComponent):
                     f"fedpeft.flare.job_store.JobStore in resources.json, or leave out stale_jobs there."
                 )
             self._take(Path(folder))
-            stale = store.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx)
-            for job in stale:
-                self._wait_for_process(job.job_id, fl_ctx)
             # in a job's process FLARE's name of the server is the project's
             server = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
             remove_leftovers(lineages_folder(fl_ctx, getattr(server, "project_name", "")))
-            self._finish(stale, fl_ctx)
+            self._finish(fl_ctx)
 
     def _take(self, jobs: Path) -> None:
         try:
@@ -64,22 +60,10 @@ class StaleJobs(FLComponent):
                 f"another server works with the jobs in {jobs}: end it, or give this one a storage of its own."
             ) from error
 
-    def _wait_for_process(self, job: str, fl_ctx: FLContext) -> None:
-        """Wait for the end of a job's process, which notices late that the server was killed."""
-        run = Path(fl_ctx.get_engine().get_workspace().get_run_dir(job)) / NAME
-        if not run.is_dir():
-            return
-        lock = StateLock()
-        try:
-            lock.take(run, job, patience=self._patience)
-        except LocalError as error:
-            self.log_warning(fl_ctx, f"job {job}: {error}")
-        lock.release()
-
-    def _finish(self, stale: Sequence[Job], fl_ctx: FLContext) -> None:
+    def _finish(self, fl_ctx: FLContext) -> None:
         engine = fl_ctx.get_engine()
         store = engine.get_component(SystemComponents.JOB_MANAGER)
-        for job in stale:
+        for job in store.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
             folder = Path(engine.get_workspace().get_run_dir(job.job_id))
             try:
                 if folder.is_dir():
