@@ -204,7 +204,7 @@ def test_products_of_half_precision_gradients_do_not_underflow(gradients):
 
 
 @pytest.mark.parametrize(
-    ("method", "size"), [("gradflow", 1 / 64), ("snip", 1 / 64), ("rgn", 1 / 64), ("grasp", 1 / 4)]
+    ("method", "size"), [("gradflow", 1 / 64), ("snip", 1 / 64), ("rgn", 1 / 64), ("grasp", 1 / 4), ("grasp", 1 / 16)]
 )
 def test_means_and_products_of_other_scores_in_half_precision_do_not_underflow(method, size):
     """What is computed in half precision is above its least number; a mean over samples or a product is below."""

@@ -88,7 +88,7 @@ def test_accuracy_is_the_share_of_right_predictions(of_tables):
 
 
 @pytest.mark.parametrize("unknown", [0, -1])
-def test_a_measure_gets_no_batch_where_an_answer_is_unknown(of_tables, unknown):
+def test_a_measure_is_refused_where_an_answer_is_unknown(of_tables, unknown):
     kept = find(of_tables["questions"][0], site=None)
     predictor, examples = Predictor(kept), read_split("test", kept).examples
     added, known = [], [True] * len(examples)
@@ -97,8 +97,10 @@ def test_a_measure_gets_no_batch_where_an_answer_is_unknown(of_tables, unknown):
     assert sum(len(batch.target) for batch in added) == len(examples)
     added.clear()
     known[unknown] = False
-    found = list(predictor.predictions(examples, known, max_answers=1, measure=measure))
+    found = list(predictor.predictions(examples, known, max_answers=1))
     assert [prediction.known for prediction in found] == known
+    with pytest.raises(FedpeftError, match="a measure needs the answer of every example"):
+        next(predictor.predictions(examples, known, max_answers=1, measure=measure))
     assert added == []
 
 

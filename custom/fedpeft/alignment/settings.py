@@ -250,7 +250,7 @@ class PIASettings:
         if isinstance(self.share, str):
             return None
         first, last = self._ends
-        return first + (last - first) * ((round - 1) / max(1, rounds - 1))  # in the last round exactly the last share
+        return last if round == rounds > 1 else first + (last - first) * ((round - 1) / max(1, rounds - 1))
 
     @property
     def label(self) -> str:

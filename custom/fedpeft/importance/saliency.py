@@ -8,6 +8,7 @@ all samples, theta a parameter.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -202,9 +203,13 @@ def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
             samples += len(losses)
             own = [wide(g) for g in gradients(losses.sum(), task, create_graph=True)]
             held = [g.detach() / len(losses) for g in own] if fixed is None else fixed
-            product = sum((g * h).sum() for g, h in zip(own, held, strict=True))
+            largest = max(float(h.abs().max()) for h in held)
+            scale = (
+                2.0 ** -math.frexp(largest)[1] if 0 < largest < math.inf else 1.0
+            )  # in half precision H g underflows
+            product = sum((g * (scale * h)).sum() for g, h in zip(own, held, strict=True))
             for p, second in zip(task.parameters, gradients(product, task), strict=True):
-                total[id(p)] += second
+                total[id(p)] += wide(second) / scale
     values = {id(p): p.detach() * total[id(p)] / samples for p in task.parameters}
     return reduce_by_layer(task, values, settings.reduce)
 

@@ -351,9 +351,13 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Answer examples batch by batch, in their order, with at most `max_answers` of each; of labels all.
 
-        `known` says whether the answer of each is known; only if all are, `measure` gets every batch.
+        `known` says whether the answer of each is known, as `measure` needs it.
         """
-        done, measure = 0, measure if all(known) else None
+        if measure and not all(known):
+            raise FedpeftError(
+                "a measure needs the answer of every example: leave out those without one, or the measure."
+            )
+        done = 0
         for batch in self.batches(examples):
             for scored in self._answered(batch.to(self.model.device), max_answers, measure):
                 yield self._prediction(examples[done], known[done], scored)
