@@ -237,7 +237,8 @@ def _accuracies(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...
 
 
 def _barriers(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """A row for each order of neurons in which adapters of one case are compared: the mean barrier, a loss."""
+    """A row for each order of neurons in which adapters of one case are compared: the barrier, a loss, of the mean line
+    over the pairs of sites, as a mean over seeds."""
     heights: dict[str, list[float]] = {}
     for result in results:
         for name, line in result["lines"].items():

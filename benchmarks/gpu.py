@@ -478,12 +478,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(table.table())
     for reason in reasons(results):
         print(reason)
+    failed = any("problem" in figures or figures.get("failed") for *_, figures in results["rows"])
     if options.write:
-        every = {row[0]: row for row in _kept(results)}
-        every |= {row[0]: row for row in results["rows"] if row[0] not in every or "problem" not in row[2]}
+        every, no_figures = {row[0]: row for row in _kept(results)}, {"problem", "missing"}
+        every |= {row[0]: row for row in results["rows"] if row[0] not in every or not no_figures & row[2].keys()}
         results["rows"] = [every[name] for name in named if name in every]
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    return int(any("problem" in figures or figures.get("failed") for *_, figures in results["rows"]))
+    return int(failed)
 
 
 if __name__ == "__main__":

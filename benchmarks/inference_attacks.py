@@ -337,7 +337,8 @@ def _show_membership(results: list[dict], settings: list[float | None], clip: fl
     note = f"mean ± standard deviation over seeds; a run that diverges is attacked in its last round. {note}"
     titles = ("Area under the curve of membership, 0.5 is guessing", f"% of members found at {WRONG:.0%} of the others")
     for figure, title in enumerate(titles):
-        rows = [["before any training", *_cells(results, "untrained", figure), *[""] * len(ATTACKS)]]
+        once = [result for result in results if result["noise"] is None]  # noise changes nothing before training
+        rows = [["before any training", *_cells(once, "untrained", figure), *[""] * len(ATTACKS)]]
         for noise in settings:
             of = [result for result in results if result["noise"] == noise]
             rows.append([_label(noise, clip), *_cells(of, "first", figure), *_cells(of, "last", figure)])

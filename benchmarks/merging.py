@@ -248,6 +248,11 @@ def tables(results: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
         yield ResultTable(f"{kind}, seeds {', '.join(str(one['seed']) for one in mine)}", heads, rows)
 
 
+def published() -> list[dict]:
+    """The runs of the published results: those without other settings."""
+    return [one for one in json_lines.read(RESULTS) if not one["overrides"]]
+
+
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -74,7 +74,7 @@ def tables() -> dict[str, str]:
         "cases": "\n\n".join(table.section() for table in cases.tables(cases.read())) or NONE,
         "methods": learning.report(compared, every_method.BASELINES, variants=True).markdown() if compared else NONE,
         "choices": "\n\n".join(table.section() for table in choices.tables(json_lines.read(choices.RESULTS))) or NONE,
-        "merging": "\n\n".join(one.section() for one in merging.tables(json_lines.read(merging.RESULTS))) or NONE,
+        "merging": "\n\n".join(one.section() for one in merging.tables(merging.published())) or NONE,
         "gpu": gpu.section(gpu.RESULTS) or NONE,
         "rates": rates.table(tried).section() if tried else NONE,
     }
@@ -89,7 +89,7 @@ def pictures() -> dict[Path, tuple[tuple[Path, ...], Callable[[], Figure]]]:
         drawn[Path("docs/barriers.png")] = (cases.RESULTS,), lambda: cases_picture.draw(cases.read())
         alone = partial(cases_picture.draw, cases.read(), ["tuned_before"], width=5)
         drawn[Path("docs/tuned_before.png")] = (cases.RESULTS,), alone
-    if merged := json_lines.read(merging.RESULTS):
+    if merged := merging.published():
         drawn[Path("docs/merging.png")] = (merging.RESULTS,), lambda: merging_picture.draw(merged)
     real, studied = json_lines.read(real_images.RESULTS), json_lines.read(study.RESULTS)
     if real and studied:

@@ -225,7 +225,8 @@ def refusal(methods: Sequence[str], overrides: Sequence[str], file: Path) -> str
     for method in methods:
         if method not in ROWS:
             return f"{method!r} of --methods is no row of the study: leave out --study, or name some of {names}"
-    fixed = [setting.partition("=")[0] for setting in (*Run(0, OURS, 0).base, "training.seed", "data.seed")]
+    own = ("training.seed", "data.seed", "training.learning_rate")  # a row runs at rates of its own
+    fixed = [setting.partition("=")[0] for setting in (*Run(0, OURS, 0).base, *own)]
     for setting in overrides:
         if setting.partition("=")[0] in fixed:
             return f"--set {setting} changes what makes a run of the study ({', '.join(fixed)}): leave it out"
@@ -386,9 +387,13 @@ def at_each_rate(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg")
                 for one, run in runs:
                     if (run.dialects, run.rounds) == (dialects, rounds):
                         figures.setdefault(f"{run.method} {run.rate or RATE}", {})[run.seed] = figure(one)
-                mine, seeds = f"{method} {rate}", len(figures.get(f"{method} {rate}", ()))
+                mine = f"{method} {rate}"
+                seeds = max(seeds, len(figures.get(mine, ())))
                 others = f"{method} {RATE}", f"{baseline} {rate}"
-                cells += [_accuracy(figures, mine), *(_difference(figures, mine, other) for other in others)]
+                cells += [
+                    _accuracy(figures, mine) if mine in figures else "",
+                    *(_difference(figures, mine, other) for other in others),
+                ]
             rows.append((method, str(rounds), rate, *cells, str(seeds)))
     names = [
         f"{name}, {d} swapped"

@@ -43,7 +43,7 @@ def test_merged_adapters_of_class_folders_are_measured(merging, monkeypatch):
 
 
 def test_every_kind_has_results_of_five_seeds(merging):
-    ran = [(one["kind"], one["seed"]) for one in merging.json_lines.read(merging.RESULTS) if not one["overrides"]]
+    ran = [(one["kind"], one["seed"]) for one in merging.published()]
     assert sorted(ran) == sorted((kind, seed) for kind in merging.KINDS for seed in range(5))
 
 
@@ -64,9 +64,7 @@ def test_the_picture_has_a_panel_for_each_kind_and_the_best_of_pefts_ways(mergin
 
 
 def test_the_pages_quote_the_figures_of_the_results(merging):
-    tables = {
-        one.title.split(", seeds")[0]: one.rows for one in merging.tables(merging.json_lines.read(merging.RESULTS))
-    }
+    tables = {one.title.split(", seeds")[0]: one.rows for one in merging.tables(merging.published())}
     page = (merging.ROOT / "docs" / "merging.md").read_text()
     assert all(figure in "\n".join(map(str, tables.values())) for figure in re.findall(r"\d+\.\d ± \d\.\d", page))
     for kind, rows in tables.items():

@@ -92,16 +92,16 @@ def test_the_option_methods_selects_rows_of_the_study(study, command, started, p
 
 
 def test_runs_with_other_settings_are_marked_and_kept_apart(command, started, published, tmp_path, benchmark):
-    other, changed = tmp_path / "other.jsonl", ("--set", "training.learning_rate=1e-2")
+    other, changed = tmp_path / "other.jsonl", ("--set", "training.batch_size=8")
     arguments = ("--methods", "fedpia, two branches, no server", "--seeds", 0, "--out", other)
     command(*arguments, *changed)
     command(*arguments, *changed)
-    assert [overrides[-1] for _, _, overrides in started] == ["training.learning_rate=1e-2"] * 2  # two worlds
+    assert [overrides[-1] for _, _, overrides in started] == ["training.batch_size=8"] * 2  # two worlds
     command(*arguments)
     command(*arguments)
     assert len(started) == 4
     lines = benchmark("json_lines").read(other)
-    assert [line.get("overrides") for line in lines] == [["training.learning_rate=1e-2"]] * 2 + [None] * 2
+    assert [line.get("overrides") for line in lines] == [["training.batch_size=8"]] * 2 + [None] * 2
     assert not published.exists()
 
 

@@ -119,7 +119,7 @@ def test_an_answer_of_the_same_tokens_as_the_one_that_is_ranked_counts_as_it(own
 def test_a_label_that_is_unknown_for_an_image_counts_nowhere():
     predictions = [labelled(("x",), ("x", "y"), unknown=("y",)), labelled((), ("x",)), labelled(("y",), ())]
     table = by_name(recognized("label", [], predictions, {"x": 0.5, "y": 0.25}))
-    assert table["x"] == ("0", "1", "2", "50.0", "100.0", "66.7", "0.50")
+    assert table["x"] == ("0", "1", "2", "50.0", "100.0", "66.7", "0.5")
     assert table["y"] == ("0", "1", "0", "–", "0.0", "0.0", "0.25")
 
 

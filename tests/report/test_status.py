@@ -149,7 +149,7 @@ def test_a_run_is_found(place, file, tmp_path):
 def test_a_workspace_may_hold_no_run_yet(tmp_path):
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "resources.json").write_text("{}")
-    assert read_progress(run_folder(tmp_path)) == Progress()
+    assert read_progress(run_folder(tmp_path)) == Progress(state="not running")
 
 
 @pytest.mark.parametrize(("name", "message"), [("none", "is not a folder"), ("", "holds no run")])

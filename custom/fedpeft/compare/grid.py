@@ -16,6 +16,7 @@ from typing import Any
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import is_number
 from fedpeft.data.settings import NATURAL, DataSettings
+from fedpeft.job.admission import MAX_SITES
 from fedpeft.job.composing import check_sections, check_used
 from fedpeft.job.yaml_values import parse_argument
 
@@ -115,11 +116,14 @@ def check_not_varied(axes: Iterable[Axis], given: Iterable[str]) -> None:
         raise FedpeftError(f"{twice[0]!r:.80} sets what the grid varies: leave it out.")
 
 
+MAX_SHORT = 2**63  # beyond it a whole number may be none of Python's floats
+
+
 def shown(value: Any) -> str:
     """Return a value as a table shows it."""
     if isinstance(value, str):
         return value
-    if not is_number(value):
+    if not is_number(value) or (isinstance(value, int) and abs(value) > MAX_SHORT):
         return json.dumps(value)
     return short if float(short := f"{value:g}") == value else repr(value)
 
@@ -135,6 +139,8 @@ def _set_site_count(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:
     if not isinstance(count, int) or count < 1:
         raise FedpeftError(f"{SITES}={count!r:.20} is no number of sites: name whole numbers from 1 on.")
     shared = data.get("partition", DataSettings.partition) != NATURAL
+    if shared and count > MAX_SITES:
+        raise FedpeftError(f"{SITES}={count:.3g}, and a job has at most {MAX_SITES:,} sites: name fewer.")
     if shared:
         stem = sites[0].rstrip("0123456789")
         sites = [f"{stem}{number}" for number in range(1, count + 1)]

@@ -164,7 +164,9 @@ def facts(
     note = caution(procedural=record.procedural, tiny=record.tiny)
     whose = f"{adapter} with what site {record.site} kept of round {round}" if adapter else ""
     yield f"model    {whose or f'site {record.site}, round {round}'}{'; ' * bool(note)}{note}"
-    if figures:
+    if figures and figures["overall"] is None:
+        yield f"measured {TITLES[record.metric]}: not measured, of no class or label are enough images known here"
+    elif figures:
         parts = [
             f"{name} {percent(value)} %" for name, value in figures.items() if value is not None and name != "overall"
         ]
@@ -176,7 +178,8 @@ def _draw_heatmap(file: Path, predictor: Predictor, prediction: Prediction) -> N
     from fedpeft.inference.heatmap import draw, evidence
     from fedpeft.report.wording import caution
 
-    answer = prediction.answers[0].text
+    if not (answer := prediction.answers[0].text):
+        raise FedpeftError("the model wrote no answer to this image, so there is nothing to draw: leave --heatmap out.")
     found = evidence(predictor, prediction.example, answer)
     note = caution(procedural=predictor.record.procedural, tiny=predictor.record.tiny)
     draw(file, found, prediction, answer, caution=note)

@@ -129,6 +129,11 @@ def _simulated_lineage(workspace: Path, site: str | None) -> Path:
         raise FedpeftError(f"{workspace} holds a run that has not ended: wait for its end (fedpeft status --follow).")
     manifest = read_manifest(file)
     sites, lineage = sorted(manifest.get("sites", {})), manifest.get("lineage", "")
+    if manifest["status"] == FAILED and not sites:
+        raise FedpeftError(
+            f"the run in {workspace} names no sites ({manifest.get('reason', 'it failed')}): name the folder of a "
+            f"site's state, {kept_folders(workspace)[0]}/SITE/LINEAGE."
+        )
     if site not in sites:
         why = "is missing" if site is None else f"is {site!r:.80}"
         raise FedpeftError(f"--site {why}: name one of {', '.join(sites) or 'the sites; this run has none'}.")
@@ -137,10 +142,24 @@ def _simulated_lineage(workspace: Path, site: str | None) -> Path:
     for place in places:
         if lineage and _holds_rounds(place / lineage):
             return place / lineage
+    if site not in sites_in(workspace):
+        raise _took_no_part(site, workspace)
     raise FedpeftError(
         f"what {site} kept of the run in {workspace} is not in {beside[0] / lineage}: it was removed, or is where "
         f"{STATE_VARIABLE} pointed; set that variable as it was."
     )
+
+
+def sites_in(workspace: Path) -> set[str]:
+    """Return the sites of a simulated run that took part in a round; all of its manifest's if it has no history."""
+    run = workspace / SIMULATED
+    if not (run / HISTORY).is_file():
+        return set(read_manifest(run / MANIFEST).get("sites", {}))
+    return {site for one in read(run).rounds for site in one.sites}
+
+
+def _took_no_part(site: str, workspace: Path) -> FedpeftError:
+    return FedpeftError(f"{site} took part in no round of the run in {workspace}: name another site.")
 
 
 def _chosen_places(site: str) -> list[Path]:
@@ -190,7 +209,7 @@ def _last_round(named: Path, site: str | None, lineage: Path) -> _Run | None:
     took = max((one.round for one in history.rounds if site in one.sites), default=0)
     kept = max((number for number, _ in _rounds(lineage) if number <= history.rounds[-1].round), default=0)
     if not kept and not took:
-        raise FedpeftError(f"{site} took part in no round of the run in {named}: name another site.")
+        raise _took_no_part(site, named)
     return _Run(history, took, kept)
 
 
@@ -256,7 +275,8 @@ def _load(folder: Path) -> SiteState:
 
 def _find_policy(named: Path, lineage: Path) -> SitePolicy | None:
     """Return the site policy, in the workspace that is named, or in which the state is; None: there is none."""
-    files = (folder / "local" / FILE for folder in (named, named.parent.parent, lineage.parent.parent))
+    within = (one.parent.parent for one in (named, lineage) if one.parent.name == "fedpeft")  # SITE/fedpeft/LINEAGE
+    files = (folder / "local" / FILE for folder in (named, *within))
     return next((read_policy(file) for file in files if file.is_file()), None)
 
 

@@ -154,9 +154,14 @@ def recognized(
         counts = (in_training[name], right[name], predicted[name])
         shares = _shares(both[name], predicted[name], right[name])
         limit = thresholds.get(name)  # None of a label that the data have had since training
-        threshold = (DASH if limit is None else f"{limit:.2f}",) if labelled else ()
+        threshold = (DASH if limit is None else f"{limit:.3g}",) if labelled else ()
         rows.append(
-            (shorten(predictions[0].spelled(name), MAX_LENGTH), *map(str, counts), *map(percent, shares), *threshold)
+            (
+                shorten(predictions[0].spelled(name), MAX_LENGTH) or NOTHING,
+                *map(str, counts),
+                *map(percent, shares),
+                *threshold,
+            )
         )
     columns = (head, "train", "test", "predicted", "precision (%)", "recall (%)", "F1 (%)")
     more = len(names) - len(rows)
@@ -325,6 +330,9 @@ def _examples(subject: Subject, count: int) -> str:
     return section("Examples", "\n".join(parts))
 
 
+NOTHING = "(nothing)"  # a model that writes may write nothing
+
+
 def _card(prediction: Prediction) -> str:
     example = prediction.example
     image = Image.fromarray(as_array(example.image))  # without what else the file says
@@ -332,7 +340,7 @@ def _card(prediction: Prediction) -> str:
     file = io.BytesIO()
     image.save(file, format="PNG")
     own, predicted = (
-        ", ".join(map(prediction.spelled, names)) or "no label"
+        ", ".join(map(prediction.spelled, names)) or ("no label" if example.labels is not None else NOTHING)
         for names in ((example.answer,) if example.labels is None else example.labels, answered_as(prediction))
     )
     lines = [example.question, f"right: {own}", f"predicted: {predicted}{_probability(prediction)}", example.image_id]

@@ -35,7 +35,7 @@ from fedpeft.core.states import State, first_misfit
 from fedpeft.core.text import capitalized
 from fedpeft.core.workspace import GLOBAL_ADAPTER, MANIFEST
 from fedpeft.inference.examples import own_data
-from fedpeft.inference.kept_model import KeptModel, find
+from fedpeft.inference.kept_model import KeptModel, find, sites_in
 from fedpeft.inference.merge_check import POINTS, barrier
 from fedpeft.inference.predictor import Predictor, read_tensors
 from fedpeft.job.settings import CommonSettings
@@ -159,7 +159,8 @@ def _chosen(workspace: Path, sites: Sequence[str]) -> list[str]:
             f"{workspace} is no workspace of `fedpeft simulate` with a finished run, and --surface needs what the "
             f"sites kept: name one."
         )
-    has = [site for site, about in read_manifest(file)["sites"].items() if "problem" not in about]
+    took = sites_in(workspace)
+    has = [site for site, about in read_manifest(file)["sites"].items() if "problem" not in about and site in took]
     if len(has) < 2:
         raise FedpeftError(f"the run in {workspace} has {len(has)} site, and --surface needs two: name another run.")
     if not sites:

@@ -70,7 +70,7 @@ def answer_table(prediction: Prediction, thresholds: Mapping[str, float], max_an
             applies = scored.text in (prediction.applies or ())
             if rank >= max_answers and not applies:
                 continue
-            cells += [f"{thresholds[scored.text]:.3f}", "yes" if applies else "no"]
+            cells += [f"{thresholds[scored.text]:.3g}", "yes" if applies else "no"]
         table.add_row(*map(cell, cells))
     return table
 

@@ -183,6 +183,7 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     if name in known and not what.startswith(("./", "../", "/")):
         if name == folder.as_posix() and folder.is_dir():
             raise FedpeftError(f"{what!r} is a job and a folder here: write jobs/{name} or ./{name}.")
+        check_current(folder, configs, name)
         return configs, name
     if folder.is_dir():
         return configs, ""

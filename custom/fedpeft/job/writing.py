@@ -32,6 +32,7 @@ from fedpeft.job.composing import (
     RECIPES,
     TASK,
     TASKS,
+    check_current,
     check_known,
     check_used,
     compose,
@@ -222,6 +223,7 @@ def find_job(job: Path, configs: Path | None = None) -> FoundJob:
         same = bool(parts) and compose_sections(parts) == sections
         return FoundJob(name=name, sections=sections, folder=job, configs=own, parts=parts if same else ())
     configs, name = configs or default_configs(), name_of(job)
+    check_current(job, configs, name)
     whole = configs if configs.name not in ("", "..") else Path(os.path.abspath(configs))  # "." has no parent
     root = Path() if configs == PACKAGED else whole.parent
     parts = _read_parts(configs, name)

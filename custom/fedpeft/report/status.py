@@ -131,11 +131,11 @@ def judged(progress: Progress, folder: Path) -> Progress:
     if progress.state != RUNNING:
         return progress
     alive = _writer_lives(folder)
+    if not alive and not folder.is_dir():
+        return replace(progress, state=IDLE)
     if alive is False:
         if (folder / MANIFEST).exists():  # it ended between two looks
             return written_progress(folder)
-        if not folder.is_dir():
-            return replace(progress, state=IDLE)
         return replace(progress, state=FAILED, reason=CUT_OFF)
     rounds, seconds = SILENT
     if alive is None and progress.ago is not None and progress.ago > max(seconds, rounds * (progress.pace or 0)):

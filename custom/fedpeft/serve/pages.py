@@ -200,6 +200,7 @@ def _rounds(progress: Progress) -> str:
 ALIKE = "These runs have the same method, settings and seed, or other data: there is nothing to compare."
 CANNOT = "These runs cannot be compared: `fedpeft compare` on their folders says why."
 LEFT_OUT = "<p>Left out for other sites or data: {}.</p>"
+OLDER = "<p>Left out as older: {}.</p>"
 MAX_RUNS = 24
 log = logging.getLogger(__name__)
 
@@ -211,6 +212,7 @@ class Group:
     key: str
     job: str
     runs: tuple[Run, ...]
+    older: int = 0  # completed runs that are not compared
 
     @property
     def stamps(self) -> tuple[object, ...]:
@@ -224,8 +226,11 @@ def groups(rows: Sequence[tuple[Run, Progress | None]]) -> dict[str, Group]:
     for run, progress in rows:
         if progress is not None and progress.state == COMPLETED:
             by_job.setdefault(progress.job, []).append(run)
-    several = {job: runs[:MAX_RUNS] for job, runs in by_job.items() if len(runs) > 1}
-    made = (Group(key=_key(job), job=job, runs=tuple(runs)) for job, runs in several.items())
+    made = (
+        Group(key=_key(job), job=job, runs=tuple(runs[:MAX_RUNS]), older=len(runs[MAX_RUNS:]))
+        for job, runs in by_job.items()
+        if len(runs) > 1
+    )
     return {group.key: group for group in made}
 
 
@@ -248,6 +253,7 @@ class Comparisons:
             return message(ALIKE if str(error) == ALIKE else CANNOT)
         _, table, drawn, outcomes, others = self._drawn
         left_out = LEFT_OUT.format(counted(others, "run")) * bool(others)
+        left_out += OLDER.format(counted(group.older, "run")) * bool(group.older)
         return comparison_page(table, drawn, outcomes, top=BACK + left_out)
 
 
