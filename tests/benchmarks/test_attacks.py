@@ -216,3 +216,17 @@ def test_members_are_found_above_all_but_one_in_a_hundred_of_the_others(benchmar
     assert area == pytest.approx((198 + 199 + 101 + 0) / 800)
     assert share == 0.5  # two of the others lie above 197
     assert found(torch.zeros(204), is_member) == (pytest.approx(0.5), 0.0)
+
+
+def test_the_row_before_any_training_has_each_seed_once(benchmark, monkeypatch):
+    attack, shown = benchmark("inference_attacks"), []
+    monkeypatch.setattr(attack, "show", lambda title, columns, rows, note: shown.append(rows))
+    results = [
+        {"seed": seed, "noise": noise} | {key: {"loss": (area, area)} for key in ("untrained", "first", "last")}
+        for seed, area in enumerate((0.4, 0.6))
+        for noise in (None, 0.0, 1.0)
+    ]
+    attack._show_membership(results, [None, 0.0, 1.0], 1.0, "")
+    areas, shares = shown
+    assert areas[0][2] == areas[1][2] == "0.50 ± 0.14"
+    assert shares[0][2] == shares[1][2] == "50 ± 14"

@@ -89,6 +89,19 @@ def test_a_call_of_some_tables_keeps_the_others_of_the_same_day_and_card(gpu, mo
     assert [name for name, *_ in json.loads(gpu.RESULTS.read_text())["rows"]] == kept
 
 
+@pytest.mark.parametrize(("now", "code"), [({"problem": "OutOfMemoryError"}, 1), ({"missing": "not installed"}, 0)])
+def test_what_was_measured_earlier_stays_where_today_has_no_figures(gpu, monkeypatch, tmp_path, now, code):
+    monkeypatch.setattr(gpu, "RESULTS", tmp_path / "gpu.json")
+    monkeypatch.setattr(gpu, "machine", lambda: "2026-11-27: x, load before 1.0")
+    monkeypatch.setattr(gpu, "card", lambda device: "card")
+    monkeypatch.setattr(gpu, "rows", lambda options: {"b": gpu.Row("round", lambda *_: {})})
+    figures = dict.fromkeys(("frozen", "step", "round", "peak", "batch"), 1.0)
+    for measured, expected in ((figures, 0), (now, code)):
+        monkeypatch.setattr(gpu, "measured", lambda *_, measured=measured: measured)
+        assert gpu.main(["--device", "cpu", "--small", "--parts", "b", "--write"]) == expected
+    assert json.loads(gpu.RESULTS.read_text())["rows"] == [["b", "round", figures]]
+
+
 def test_a_run_that_fails_beside_the_cpu_is_an_error(gpu, monkeypatch):
     monkeypatch.setattr(gpu, "rows", lambda options: {"scores": gpu.Row("beside the CPU", lambda *_: {})})
     monkeypatch.setattr(gpu, "measured", lambda *_: {"runs": {}, "failed": {"snip": "RuntimeError: two devices"}})

@@ -47,6 +47,13 @@ def test_every_kind_has_results_of_five_seeds(merging):
     assert sorted(ran) == sorted((kind, seed) for kind in merging.KINDS for seed in range(5))
 
 
+def test_runs_with_other_settings_are_not_published(merging, monkeypatch, tmp_path):
+    monkeypatch.setattr(merging, "RESULTS", tmp_path / "merging.jsonl")
+    for seed, overrides in enumerate(([], ["training.first_epochs=1"], [])):
+        merging.json_lines.append(merging.RESULTS, {"seed": seed, "overrides": overrides})
+    assert [one["seed"] for one in merging.published()] == [0, 2]
+
+
 def test_the_picture_has_a_panel_for_each_kind_and_the_best_of_pefts_ways(merging, benchmark):
     picture = benchmark("merging_picture")
     lora = [

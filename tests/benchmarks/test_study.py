@@ -259,3 +259,15 @@ def test_rows_of_several_rates_are_compared_at_each(study):
     ]
     assert [row[4].split(" ")[0] for row in rows] == ["", "+10.0", "", "+20.0"]
     assert [row[5].split(" ")[0] for row in rows] == ["", "", "+0.0", "+10.0"]
+
+
+def test_a_row_that_ran_at_a_rate_in_one_world_only_has_empty_cells_for_the_other(study):
+    def run(dialects, seed, rate):
+        rounds = [{"a": {"overall": 0.5}}] * study.SHORT
+        return {"method": "fedavg", "seed": seed, "dialects": dialects, "rounds": rounds, "rate": rate}
+
+    only, other = study.WORLDS
+    rows = study.at_each_rate([run(only, seed, rate) for seed in (0, 1) for rate in ("", "8e-3")]).rows
+    assert [row[2:4] + row[6:] for row in rows] == [(rate, "50.0", "", "", "", "2") for rate in ("5e-3", "8e-3")]
+    rows = study.at_each_rate([run(other, seed, rate) for seed in (0, 1) for rate in ("", "8e-3")]).rows
+    assert [row[2:7] + row[9:] for row in rows] == [(rate, "", "", "", "50.0", "2") for rate in ("5e-3", "8e-3")]

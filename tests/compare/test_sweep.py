@@ -3,6 +3,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from fedpeft.backbones import BACKBONES
 from fedpeft.cli import main
-from fedpeft.compare import experiment
+from fedpeft.compare import experiment, grid
 from fedpeft.compare.experiment import RUNS, plan
 from fedpeft.compare.grid import axis_of, points, shown
 from fedpeft.compare.outcome import Outcome
@@ -112,6 +113,12 @@ def test_large_values_are_told_apart():
     assert [shown(value) for value in axis.values] == ["1e+06", "1000001", "0.1", "0.001"]
 
 
+def test_a_number_beyond_all_floats_is_shown_with_its_digits():
+    axis = axis_of(f"training.batch_size=8,{10**400}", option="--sweep")
+    assert axis.values == (8, 10**400)
+    assert [shown(value) for value in axis.values] == ["8", str(10**400)]
+
+
 @pytest.mark.parametrize(
     ("text", "task", "method", "where"),
     [
@@ -182,6 +189,13 @@ def test_sites_of_a_shared_data_set_have_its_names_and_other_sites_are_the_first
     assert named[0].sections["schedule"]["joins"] == {"slake": 3}
     assert named[0].sections["data"]["sites"] == {"slake": {"train_size": 9}}
     assert len(named[1].sections["data"]["sites"]) == 2
+
+
+def test_more_sites_than_a_job_may_have_get_no_names(monkeypatch):
+    monkeypatch.setattr(grid, "range", None, raising=False)  # names would be made with it
+    (point, _) = points([axis_of("federation.sites=1000000000,2", option="--sweep")]).values()
+    with pytest.raises(FedpeftError, match="a job has at most 1,000 sites: name fewer"):
+        point.sections(partial(compose, CONFIGS, "vit_caltech101"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 
@@ -135,6 +136,21 @@ def test_a_disk_that_is_full_is_told_from_one_that_may_not_be_written_to(case, t
     with pytest.raises(LocalError, match="let this user write there") as refused:
         write_json(tmp_path / "file" / "history.json", {})
     assert refused.value.code == "disk-unwritable"
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_a_private_file_is_its_owners_alone_from_its_first_byte_on(tmp_path, mask):
+    file, modes = tmp_path / "page.html", []
+    file.touch(0o644)
+    before = os.umask(mask)
+    try:
+        with replacing(file, private=True) as draft:
+            modes.append(stat.S_IMODE(draft.stat().st_mode))
+            draft.write_text("an answer")
+    finally:
+        os.umask(before)
+    assert [*modes, stat.S_IMODE(file.stat().st_mode)] == [0o600, 0o600]
+    assert file.read_text() == "an answer"
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):

@@ -123,6 +123,17 @@ def test_a_label_that_is_unknown_for_an_image_counts_nowhere():
     assert table["y"] == ("0", "1", "0", "–", "0.0", "0.0", "0.25")
 
 
+def test_a_small_threshold_is_not_shown_as_zero():
+    table = by_name(recognized("label", [], [labelled(("x",), ("x",))], {"x": 0.00398}))
+    assert table["x"][-1] == "0.00398"
+
+
+def test_an_answer_of_nothing_is_no_missing_label():
+    assert "right: a</span><span>predicted: (nothing) (0.90)" in site_page._card(answered("a", ""))
+    assert "right: no label</span><span>predicted: no label<" in site_page._card(labelled((), ()))
+    assert "(nothing)" in by_name(recognized("answer", [], [answered("a", "")], {}))
+
+
 def test_a_label_that_training_has_had_since_has_no_threshold():
     example = labelled(("new",), ()).example
     table = by_name(recognized("label", [example], [labelled(("x",), ("x",))], {"x": 0.5}))

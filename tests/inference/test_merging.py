@@ -31,7 +31,7 @@ from fedpeft.inference.examples import read_table
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.inference.merge_check import examples_of, measure_all
-from fedpeft.inference.merging import merged_of, read_all
+from fedpeft.inference.merging import merged_of, read_all, shares
 from fedpeft.inference.predictor import Predictor
 from fedpeft.report.wording import DASH
 from fedpeft.site.loop import mean_loss
@@ -521,6 +521,14 @@ def test_what_is_handed_over_has_the_modes_of_new_files(tiny_source, tmp_path, m
         os.umask(before)
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in merged.iterdir()}
     assert modes == dict.fromkeys((CONFIG, WEIGHTS), 0o666 & ~mask)
+
+
+def test_weights_of_any_size_are_shares_of_their_sum():
+    assert shares([None, None], [1e308, 1e308]) == [0.5, 0.5]
+    for weights in ([300, 100, 100], [0.1, 0.2, 0.7], [1e6, 1], [3e-320, 1e-320], np.random.default_rng(0).random(9)):
+        assert shares([None] * len(weights), weights) == [weight / sum(weights) for weight in weights]
+    with pytest.raises(FedpeftError, match=r"a weight is 1e-30, it must be .*, and not below 1e-12 of the largest"):
+        shares([None, None], [1e300, 1e-30])
 
 
 def test_the_weights_are_shares_of_the_aligned_mean(tiny_source, tmp_path):

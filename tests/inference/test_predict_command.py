@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pydicom.data
@@ -16,14 +17,17 @@ from histories import record, write
 from PIL import Image
 from trained_sites import trained
 
+from fedpeft.answering.answering import Scored
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError, UnreadableImage
 from fedpeft.data.images import EncodedImage, as_array
 from fedpeft.data.settings import Window
+from fedpeft.inference.commands import _draw_heatmap, facts
 from fedpeft.inference.examples import _is_known, check_grays, read_images, read_split, read_table, window_at
 from fedpeft.inference.export import export
 from fedpeft.inference.kept_model import find
 from fedpeft.job.site_policy import SitePolicy
+from fedpeft.run.simulate import set_aside
 
 HUNDREDS = {"center": 500, "width": 1000}
 
@@ -109,6 +113,13 @@ def test_a_table_with_some_answers_is_measured_on_these(predict, tables, tmp_pat
     assert code == 0
     assert "on 2 examples" in printed
     assert [row["right"] for row in read(tmp_path / "out.csv")][1:] == ["", "no"]
+
+
+def test_figures_of_too_few_images_are_said_to_be_not_measured(of_tables):
+    record = find(of_tables["classes"][0], site=None).record
+    _, line = facts(record, 2, dict.fromkeys(("overall", "open", "closed")), 1)
+    assert "not measured, of no class or label are enough images known here" in line
+    assert "%" not in line
 
 
 def test_texts_that_training_had_or_lacked_get_a_sentence(of_tables, tables, tmp_path):
@@ -376,6 +387,39 @@ def test_what_is_missing_is_named(workspace, tmp_path, capsys):
         assert sentence in capsys.readouterr().err
 
 
+def test_a_site_that_never_took_part_is_told_from_one_whose_state_is_lost(workspace, tmp_path):
+    file = workspace / "server" / "simulate_job" / "fedpeft" / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"sites": {"slake": {}, "north": {}}}))
+    write(file.parent, record(("slake",), 2))
+    with pytest.raises(FedpeftError, match=r"north took part in no round of the run in .*: name another site"):
+        find(workspace, site="north")
+    (tmp_path / "ws_state").rename(tmp_path / "gone")
+    with pytest.raises(FedpeftError, match=r"what slake kept of the run .* was removed"):
+        find(workspace, site="slake")
+
+
+@pytest.mark.parametrize("site", [None, "slake"])
+def test_an_earlier_run_that_was_cut_off_names_the_folder_of_its_sites_state(workspace, tmp_path, site):
+    file = workspace / "server" / "simulate_job" / "fedpeft" / "manifest.json"
+    file.unlink()
+    write(file.parent, record(("slake",), 2))
+    earlier = set_aside(workspace)
+    with pytest.raises(FedpeftError, match=rf"name the folder of a site's state, {tmp_path}/ws_state/SITE/LINEAGE\.$"):
+        find(earlier, site=site)
+    assert find(tmp_path / "ws_state" / "slake" / "small-1", site="slake").state.round == 2
+
+
+def test_a_policy_beside_a_folder_of_runs_is_none_of_their_sites(workspace, tmp_path):
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "fedpeft.json").write_text('{"min_class_images": 3}')
+    earlier = tmp_path / "ws_runs" / "20260101-small"
+    earlier.parent.mkdir()
+    workspace.rename(earlier)
+    assert find(earlier, site="slake").policy is None
+    lineage = shutil.copytree(tmp_path / "ws_state" / "slake" / "small-1", tmp_path / "fedpeft" / "small-1")
+    assert find(lineage, site="slake").policy.min_class_images == 3
+
+
 def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_path, capsys, monkeypatch):
     site = tmp_path / "slake"
     first = shutil.copytree(of_tables["classes"][0], site / "fedpeft" / "small-1")
@@ -465,6 +509,12 @@ def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, ta
     picture = tmp_path / "heat.png"
     assert predict("classes", "--image", image, "--heatmap", picture)[0] == 0
     assert Image.open(picture).size[0] > 600
+
+
+def test_an_answer_of_nothing_has_no_heat_map(tmp_path):
+    with pytest.raises(FedpeftError, match=r"wrote no answer to this image, .*: leave --heatmap out"):
+        _draw_heatmap(tmp_path / "heat.svg", None, SimpleNamespace(answers=[Scored("", 0.9)]))
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow

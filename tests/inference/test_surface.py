@@ -8,14 +8,23 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from histories import record
+from histories import record, write
 from safetensors.torch import load_file, save_file
 
 from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place
 from fedpeft.federate import federate
-from fedpeft.inference.surface import ALIGNED, AS_THEY_COME, GLOBAL_LABEL, flattened, plane_of, remarks, surface_of
+from fedpeft.inference.surface import (
+    ALIGNED,
+    AS_THEY_COME,
+    GLOBAL_LABEL,
+    _chosen,
+    flattened,
+    plane_of,
+    remarks,
+    surface_of,
+)
 from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.slow
@@ -172,6 +181,16 @@ def test_the_command_writes_the_picture_and_prints_the_table(own, capsys):
 def test_wrong_options_get_a_sentence(own, capsys, options, said):
     assert main(["report", str(own[0]), *options]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_two_sites_that_took_part_are_chosen(tmp_path):
+    sites = ("late", *SITES)
+    folder = write(tmp_path / RESULT, record(SITES, 2)).parent
+    manifest = {"status": "completed", "files": {}, "rounds": 2, "lineage": "small-1", "sites": {s: {} for s in sites}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert _chosen(tmp_path, ()) == list(SITES[:2])
+    with pytest.raises(FedpeftError, match="name two of slake, vqa-rad, vqa-med-2019 with a comma between"):
+        _chosen(tmp_path, ("late", "slake"))
 
 
 def test_a_run_without_what_it_needs_gets_a_sentence(own, sections, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from fedpeft.job.composing import (
 )
 from fedpeft.job.folder import job_folder, named_job
 from fedpeft.job.settings import ServerJob, SiteJob
+from fedpeft.job.writing import find_job
 
 JOB = compose(Path(__file__).parents[2] / "app_configs", "fedpia_task1")
 SITES = JOB["federation"]["sites"]
@@ -211,6 +212,18 @@ def test_a_folder_that_is_not_what_its_configuration_gives_is_not_composed_anew(
     ):
         with pytest.raises(FedpeftError, match=r"is not what .* gives, and this command composes the job of that"):
             compose_anew()
+
+
+def test_with_configurations_named_a_folder_is_taken_only_if_they_give_it(tmp_path, monkeypatch):
+    configs, folder = Path(__file__).parents[2] / "app_configs", Path("jobs/fedpia_task1")
+    monkeypatch.chdir(tmp_path)
+    write_job(folder, "fedpia_task1", overlay(JOB, parse_overrides(["training.rounds=2"])))
+    for take in (lambda: named_job(str(folder), configs), lambda: find_job(folder, configs)):
+        with pytest.raises(FedpeftError, match=r"is not what .* gives, and this command composes the job of that"):
+            take()
+    write_job(folder, "fedpia_task1", JOB)
+    assert named_job(str(folder), configs) == (configs, "fedpia_task1")
+    assert find_job(folder, configs).sections == JOB
 
 
 def test_a_site_that_joins_has_nothing_to_align_its_adapter_to():

@@ -17,7 +17,7 @@ from fedpeft.cli import main
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.locks import held
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.status import SIMULATED
+from fedpeft.report.status import COMPLETED, SIMULATED, Progress
 from fedpeft.serve import pages
 from fedpeft.serve.pages import WorkspacePages, find_runs
 from fedpeft.serve.server import BUSY, Server
@@ -391,6 +391,21 @@ def test_completed_runs_of_a_job_can_be_compared(compare_page, workspace):
     assert text.count('<th scope="row">') == 2
     assert "FedAvg &lt;b&gt;" in text
     assert "unfinished" not in text
+
+
+def test_of_many_runs_of_a_job_the_newest_are_compared_and_the_page_says_how_many_are_older(compare_page, workspace):
+    for number in range(30):
+        folder = workspace.with_name("ws_runs") / str(number) / SIMULATED
+        completed(folder, method="recent" if number < 24 else "past", seed=number)
+        for file in folder.iterdir():
+            os.utime(file, (1000 - number, 1000 - number))
+    rows = [(run, Progress(state=COMPLETED, job="j")) for run in find_runs(workspace).values()]
+    (group,) = pages.groups(rows).values()
+    assert {run.name for run in group.runs} == {str(number) for number in range(24)}
+    assert group.older == 6
+    text = compare_page()
+    assert "Left out as older: 6 runs." in text
+    assert "past" not in text
 
 
 @pytest.mark.parametrize(
