@@ -468,6 +468,9 @@ def test_the_command_as_a_user_types_it(tiny_source, tmp_path, capsys):
         ([*folders, "--weights", "1,2"], "there are 2 weights for 3 folders"),
         ([*folders, "--weights", "1,2,x"], "give numbers with commas"),
         ([*folders, "--weights", "1,2,0"], "a weight is 0"),
+        ([*folders, "--weights", "0,0,0"], "a weight is 0"),
+        ([*folders, "--weights=-1,-2,-3"], "a weight is -1"),
+        ([*folders, "--weights", "1,2,inf"], "a weight is inf"),
         ([*folders, "--rank", "2"], "--rank is 2"),
     ):
         assert main(["merge", *arguments, "--out", str(tmp_path / "new")]) == 1
@@ -527,7 +530,7 @@ def test_weights_of_any_size_are_shares_of_their_sum():
     assert shares([None, None], [1e308, 1e308]) == [0.5, 0.5]
     for weights in ([300, 100, 100], [0.1, 0.2, 0.7], [1e6, 1], [3e-320, 1e-320], np.random.default_rng(0).random(9)):
         assert shares([None] * len(weights), weights) == [weight / sum(weights) for weight in weights]
-    with pytest.raises(FedpeftError, match=r"a weight is 1e-30, it must be .*, and not below 1e-12 of the largest"):
+    with pytest.raises(FedpeftError, match="a weight is 1e-30, below 1e-12 of the largest"):
         shares([None, None], [1e300, 1e-30])
 
 

@@ -203,7 +203,7 @@ def test_a_run_without_what_it_needs_gets_a_sentence(own, sections, tmp_path, mo
     manifest = json.loads((alone / RESULT / "manifest.json").read_text())
     manifest["sites"] = {"slake": {}, "vqa-rad": {"problem": "too few"}}
     (alone / RESULT / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(FedpeftError, match="has 1 site, and --surface needs two"):
+    with pytest.raises(FedpeftError, match="has 1 site that took part, and --surface needs two"):
         surface_of(alone)
     for name, settings, said in (
         ("head", ("method.name=classifier", "method.aggregation=none"), "exchanges no adapter with neurons"),

@@ -140,13 +140,13 @@ def _set_site_count(sections: Mapping[str, Any], count: Any) -> dict[str, Any]:
         raise FedpeftError(f"{SITES}={count!r:.20} is no number of sites: name whole numbers from 1 on.")
     shared = data.get("partition", DataSettings.partition) != NATURAL
     if shared and count > MAX_SITES:
-        raise FedpeftError(f"{SITES}={count:.3g}, and a job has at most {MAX_SITES:,} sites: name fewer.")
+        raise FedpeftError(f"{SITES}={count!r:.20}, and a job has at most {MAX_SITES:,} sites: name fewer.")
     if shared:
         stem = sites[0].rstrip("0123456789")
         sites = [f"{stem}{number}" for number in range(1, count + 1)]
         data = {**data, "parts": count}
     elif count > len(sites):
-        raise FedpeftError(f"{SITES}={count}, and the job has {len(sites)} sites: name at most {len(sites)}.")
+        raise FedpeftError(f"{SITES}={count!r:.20}, and the job has {len(sites)} sites: name at most {len(sites)}.")
     result = {**sections, "data": data, "federation": {**federation, "sites": sites[:count]}}
     for section, name in SINGLE_SITE_SETTINGS:
         own = result.get(section, {}).get(name)

@@ -131,8 +131,8 @@ def _simulated_lineage(workspace: Path, site: str | None) -> Path:
     sites, lineage = sorted(manifest.get("sites", {})), manifest.get("lineage", "")
     if manifest["status"] == FAILED and not sites:
         raise FedpeftError(
-            f"the run in {workspace} names no sites ({manifest.get('reason', 'it failed')}): name the folder of a "
-            f"site's state, {kept_folders(workspace)[0]}/SITE/LINEAGE."
+            f"the run in {workspace} failed and names no sites: name the folder of a site's state, "
+            f"{kept_folders(workspace)[0]}/SITE/LINEAGE."
         )
     if site not in sites:
         why = "is missing" if site is None else f"is {site!r:.80}"

@@ -223,11 +223,11 @@ def shares(adapters: Sequence[Adapter], weights: Sequence[float] | None) -> list
         return [1 / len(adapters)] * len(adapters)
     if len(weights) != len(adapters):
         raise FedpeftError(f"there are {len(weights)} weights for {len(adapters)} folders: give one for each.")
+    if wrong := [weight for weight in weights if not (math.isfinite(weight) and weight > 0)]:
+        raise FedpeftError(f"a weight is {wrong[0]:g}, it must be a finite number above 0.")
     largest = max(weights)  # the sum of very large ones is infinite
-    if wrong := [one for one in weights if not (math.isfinite(one) and one / largest > TINIEST)]:
-        raise FedpeftError(
-            f"a weight is {wrong[0]:g}, it must be a finite number above 0, and not below {TINIEST:g} of the largest."
-        )
+    if tiny := [weight for weight in weights if weight / largest < TINIEST]:
+        raise FedpeftError(f"a weight is {tiny[0]:g}, below {TINIEST:g} of the largest: leave out that folder.")
     scaled = [math.ldexp(weight, -math.frexp(largest)[1]) for weight in weights]  # exact
     return [weight / sum(scaled) for weight in scaled]
 

@@ -32,7 +32,7 @@ from fedpeft.core.files import replacing
 from fedpeft.core.keys import group_by_place, without_head
 from fedpeft.core.seeds import derive
 from fedpeft.core.states import State, first_misfit
-from fedpeft.core.text import capitalized
+from fedpeft.core.text import capitalized, counted
 from fedpeft.core.workspace import GLOBAL_ADAPTER, MANIFEST
 from fedpeft.inference.examples import own_data
 from fedpeft.inference.kept_model import KeptModel, find, sites_in
@@ -162,7 +162,10 @@ def _chosen(workspace: Path, sites: Sequence[str]) -> list[str]:
     took = sites_in(workspace)
     has = [site for site, about in read_manifest(file)["sites"].items() if "problem" not in about and site in took]
     if len(has) < 2:
-        raise FedpeftError(f"the run in {workspace} has {len(has)} site, and --surface needs two: name another run.")
+        raise FedpeftError(
+            f"the run in {workspace} has {counted(len(has), 'site')} that took part, and --surface needs two: name "
+            f"another run."
+        )
     if not sites:
         return has[:2]
     if len(set(sites)) != 2 or not set(sites) <= set(has):
