@@ -121,7 +121,9 @@ class SiteData:
         self, vocabulary: AnswerVocabulary, examples: Iterable[Example], *, min_images: int
     ) -> frozenset[int]:
         """The numbers of the answers that examples of fewer images have."""
-        return frozenset() if self.labels else vocabulary.rare_classes(examples, min_images=min_images)
+        if self.labels or min_images <= 1:
+            return frozenset()
+        return vocabulary.rare_classes(examples, min_images=min_images)
 
     def unseen(self, vocabulary: AnswerVocabulary) -> int:
         """How many test questions have no accepted answer in a vocabulary; 0 where images have labels."""
