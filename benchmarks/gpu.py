@@ -481,7 +481,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = any("problem" in figures or figures.get("failed") for *_, figures in results["rows"])
     if options.write:
         every, no_figures = {row[0]: row for row in _kept(results)}, {"problem", "missing"}
-        every = {name: row for name, row in every.items() if not no_figures & row[2].keys()}
+        today = {row[0] for row in results["rows"]}
+        every = {name: row for name, row in every.items() if name not in today or not no_figures & row[2].keys()}
         every |= {row[0]: row for row in results["rows"] if row[0] not in every or not no_figures & row[2].keys()}
         results["rows"] = [every[name] for name in named if name in every]
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")

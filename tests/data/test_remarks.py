@@ -59,7 +59,7 @@ def test_fewer_test_samples_of_counted_answers_than_the_site_measures_are_said()
     site = site_of(BALANCED_ACCURACY, ["a", "b"], ["a", "a", "b"])
     assert list(remarks_on_variety(site, min_images=2, min_samples=2)) == []
     (sentence,) = remarks(site, min_images=2, min_samples=3)
-    assert sentence.startswith("Fewer than 3 test samples are of answers with 2 of them or more: ")
+    assert sentence.startswith("Fewer than 3 test samples are of answers on 2 test images or more: ")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def remarks_on_variety(
     elif baseline(data, min_images=min_images, min_samples=min_samples, answers=answers) is None:
         what = "labels" if data.labels else "answers"
         yield (
-            f"Fewer than {min_samples} test samples are of {what} with {min_images} of them or more: the site trains, "
+            f"Fewer than {min_samples} test samples are of {what} on {min_images} test images or more: the site trains, "
             f"and its figure is not measured."
         )
 

@@ -130,10 +130,9 @@ def _simulated_lineage(workspace: Path, site: str | None) -> Path:
     manifest = read_manifest(file)
     sites, lineage = sorted(manifest.get("sites", {})), manifest.get("lineage", "")
     if manifest["status"] == FAILED and not sites:
-        raise FedpeftError(
-            f"the run in {workspace} failed and names no sites: name the folder of a site's state, "
-            f"{kept_folders(workspace)[0]}/SITE/LINEAGE."
-        )
+        kept = f"{chosen_state() or kept_folders(workspace)[0]}/SITE/LINEAGE"
+        remedy = f"name the folder of a site's state, {kept}" if manifest.get("rounds") else "name another run"
+        raise FedpeftError(f"the run in {workspace} failed and names no sites: {remedy}.")
     if site not in sites:
         why = "is missing" if site is None else f"is {site!r:.80}"
         raise FedpeftError(f"--site {why}: name one of {', '.join(sites) or 'the sites; this run has none'}.")
@@ -153,9 +152,10 @@ def _simulated_lineage(workspace: Path, site: str | None) -> Path:
 def sites_in(workspace: Path) -> set[str]:
     """Return the sites of a simulated run that took part in a round; all of its manifest's if it has no history."""
     run = workspace / SIMULATED
+    manifest = read_manifest(run / MANIFEST)
     if not (run / HISTORY).is_file():
-        return set(read_manifest(run / MANIFEST).get("sites", {}))
-    return {site for one in read(run).rounds for site in one.sites}
+        return set(manifest.get("sites", {}))
+    return {site for one in read(run).rounds for site in one.sites} if manifest.get("rounds") else set()
 
 
 def _took_no_part(site: str, workspace: Path) -> FedpeftError:

@@ -131,7 +131,7 @@ def judged(progress: Progress, folder: Path) -> Progress:
     if progress.state != RUNNING:
         return progress
     alive = _writer_lives(folder)
-    if not alive and not folder.is_dir():
+    if not folder.is_dir() and (alive is False or not _lock_of(folder).exists()):
         return replace(progress, state=IDLE)
     if alive is False:
         if (folder / MANIFEST).exists():  # it ended between two looks
@@ -157,10 +157,14 @@ def unfinished(progress: Progress) -> str:
 
 def _writer_lives(folder: Path) -> bool | None:
     """Return whether the process that writes a run lives; None: this machine cannot say."""
+    return locks.is_known_to_be_held(_lock_of(folder))
+
+
+def _lock_of(folder: Path) -> Path:
     folder = folder.resolve()
     if folder.parts[-len(SIMULATED.parts) :] == SIMULATED.parts:
-        return locks.is_known_to_be_held(lock_file(folder.parents[len(SIMULATED.parts) - 1]))
-    return locks.is_known_to_be_held(folder / locks.FILE)
+        return lock_file(folder.parents[len(SIMULATED.parts) - 1])
+    return folder / locks.FILE
 
 
 def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: float | None, where: str) -> Progress:

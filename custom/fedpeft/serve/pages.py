@@ -315,7 +315,7 @@ class WorkspacePages:
             rows = [(run, self._look(run)) for run in runs.values()]
             several = groups(rows)
         if not match:
-            links = [(group.key, group.job, len(group.runs)) for group in several.values()]
+            links = [(group.key, group.job, len(group.runs) + group.older) for group in several.values()]
             return index(self._workspace.resolve().name, rows, now=time.time(), comparisons=links), True
         if not (group := several.get(match[2])):
             return None
