@@ -5,7 +5,7 @@ import pytest
 
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import build, differing
+from fedpeft.core.settings import build, differing, orders_of
 from fedpeft.methods.settings import MethodSettings
 
 
@@ -150,3 +150,6 @@ def test_the_order_of_patterns_is_part_of_a_setting():
     one, other = {"query": 4, "layer.1.query": 8}, {"layer.1.query": 8, "query": 4}
     assert differing({"lora": {"alpha_pattern": one}}, {"lora": {"alpha_pattern": other}}, {}) == ["lora.alpha_pattern"]
     assert differing({"lora": one}, {"lora": other}, {}) == []
+    assert orders_of({"alpha_pattern": one}) != orders_of({"alpha_pattern": other})
+    both = {"alpha_pattern": one, "rank_pattern": other}
+    assert orders_of(both) == orders_of(dict(reversed(both.items())))

@@ -144,13 +144,24 @@ def test_a_model_of_another_method_or_seed_is_not_taken(sections, tmp_path):
     assert all(backbone(*other) is not first for other in others)
 
 
-def test_a_federation_leaves_neither_salts_nor_threads_to_the_next_one(sections, tmp_path):
+def test_a_federation_leaves_neither_salts_nor_threads_to_the_next_one(sections, tmp_path, monkeypatch):
+    threads, original = [], Learner.train_round
+
+    def noted(learner, *args, **how):
+        threads.append(torch.get_num_threads())
+        return original(learner, *args, **how)
+
+    monkeypatch.setattr(Learner, "train_round", noted)
     chosen = sections(*SMALL, "training.threads=1")
     learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
     plain = [one.state for one in federate(learners)]
     salted = [one.state for one in federate(learners, salts=lambda *_: "salt")]
     torch.set_num_threads(2)  # as a learner of another job does
-    again = [one.state for one in federate(learners)]
-    assert torch.get_num_threads() == 1
+    try:
+        again = [one.state for one in federate(learners)]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert set(threads) == {1}
     assert any(not torch.equal(salted[0][key], plain[0][key]) for key in plain[0])
     assert all(torch.equal(again[-1][key], plain[-1][key]) for key in plain[-1])

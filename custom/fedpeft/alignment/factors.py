@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedpeft.alignment.transport import plain
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import SHARED, group_by_place
 from fedpeft.core.seeds import derive
@@ -123,7 +124,7 @@ class FrozenProducts:
         self._products = dict(products)
         self._first = {place: product.weight.detach().clone() for place, product in products.items()}
 
-    @torch.no_grad()
+    @plain
     def set(self, factors: State) -> None:
         """Make every matrix its first value plus its product: `<place>.B` (m, R) times `<place>.A` (R, n), if any."""
         for place, (weight, scale) in self._products.items():

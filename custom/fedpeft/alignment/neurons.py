@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedpeft.alignment.transport import plain
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place, is_key
 from fedpeft.core.registry import Registry
@@ -148,6 +149,7 @@ def _add_kinds_of_plugins() -> None:
             _PLUGINS.skip(name, error)
 
 
+@plain
 def materialize(state: State) -> State:
     """Replace every adapter in a factored form (Compacter) by the plain bottleneck that computes the same.
 

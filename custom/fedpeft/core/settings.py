@@ -308,8 +308,9 @@ PATTERNS = "_pattern"  # PEFT's settings with this end are patterns of names, of
 
 def orders_of(settings: Mapping[str, Any]) -> str:
     """Return the patterns in some settings, at any depth, in their order."""
-    found = [f"{name}: {list(value)}" for name, value in settings.items() if _is_ordered(name, value)]
-    return "".join([*found, *(orders_of(value) for value in settings.values() if isinstance(value, Mapping))])
+    every = sorted(settings.items(), key=lambda one: str(one[0]))
+    found = [f"{name}: {list(value)}" for name, value in every if _is_ordered(name, value)]
+    return "".join([*found, *(orders_of(value) for _, value in every if isinstance(value, Mapping))])
 
 
 def _is_ordered(name: str, value: Any) -> bool:

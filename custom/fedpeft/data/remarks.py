@@ -144,8 +144,8 @@ def remarks_on_variety(
     elif baseline(data, min_images=min_images, min_samples=min_samples, answers=answers) is None:
         what = "labels" if data.labels else "answers"
         yield (
-            f"Fewer than {min_samples} test samples are of {what} on {min_images} test images or more: the site trains, "
-            f"and its figure is not measured."
+            f"Fewer than {min_samples} test samples are of {what} on {min_images} test images or more: the site "
+            f"trains, and its figure is not measured."
         )
 
 

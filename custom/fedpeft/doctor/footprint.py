@@ -37,6 +37,7 @@ from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Trainable, parameter_count
 from fedpeft.site import computing
+from fedpeft.site.client_round import compares_received
 from fedpeft.site.kept_features import MIB
 from fedpeft.site.loop import KEPT_TENSORS
 from fedpeft.site.metrics import check_metric
@@ -139,9 +140,10 @@ def footprint(
         raise FedpeftError(f"a batch of {at_once} does not fit on {device}: lower {lower}.")
     kept = sum(p.numel() * p.element_size() for p in trained) * (1 + KEPT_TENSORS[training.optimizer])
     scheme = PERSONALIZATIONS[training.personalization]
-    compared = method.aligns and cast(PIASettings, method.pia).follows_agreement
+    pia = cast(PIASettings, method.pia) if method.aligns else None
+    received, began = compares_received(pia, {}), bool(pia and pia.follows_agreement)
     # control variates, the last global adapter and what was trained; the received adapter and what training began with
-    copies = scheme.adapters + 3 * training.scaffold + 2 * compared
+    copies = scheme.adapters + 3 * training.scaffold + received + began
     return Footprint(
         process=psutil.Process().memory_info().rss + round((training.features_mib + training.kept_images_mib) * MIB),
         weights=sum(p.numel() * p.element_size() for p in answering.parameters()),

@@ -245,7 +245,7 @@ def synflow(task: ScoringTask, settings: SynFlowSettings) -> Tensor:
     batch = all_ones(task.needs_batches()[0])
     with absolute(task.model):
         slopes = gradients(task.logits(batch).sum(), task)
-        values = {id(p): (p.detach() * g).abs() for p, g in zip(task.parameters, slopes, strict=True)}
+        values = {id(p): (wide(p.detach()) * g).abs() for p, g in zip(task.parameters, slopes, strict=True)}
     return reduce_by_layer(task, values, settings.reduce)
 
 

@@ -15,7 +15,7 @@ from fedpeft.answering.training_settings import NONE, PERSONALIZATIONS, Training
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS
 from fedpeft.core.errors import FedpeftError
-from fedpeft.core.settings import build, single_site_settings
+from fedpeft.core.settings import build, orders_of, single_site_settings
 from fedpeft.data import DataSettings
 from fedpeft.data.answer_space import shared_answers
 from fedpeft.data.registry import DATASETS
@@ -372,12 +372,11 @@ def check_relay_sums(
 
 
 def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
-    """SHA-256 of a job as deployed: equal at all sites unless the server sent them different jobs.
-
-    The sections have `data.sites` and `backbone.sites` of every site, before a site replaces values by its own.
-    """
-    facts = {"job": job, "sections": {name: sections.get(name) or {} for name in SECTIONS}}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    """SHA-256 of a job as deployed, with `data.sites` and `backbone.sites` of every site: equal at all sites unless the
+    server sent them different jobs."""
+    chosen = {name: sections.get(name) or {} for name in SECTIONS}
+    text = json.dumps({"job": job, "sections": chosen}, sort_keys=True) + orders_of(chosen)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

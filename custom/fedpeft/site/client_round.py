@@ -145,10 +145,12 @@ def reordered_to(own: SiteState, received: State, settings: PIASettings | None =
     return replace(own, received=with_order(own.received, since), orders={})
 
 
-def compares_received(settings: PIASettings | None) -> bool:
-    """Return whether the next round compares its global adapter with that of this one."""
-    follows = settings is not None and settings.aligns_on_server and settings.reference != FEDAVG
-    return follows or (settings is not None and settings.follows_agreement)
+def compares_received(settings: PIASettings | None, orders: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether the next round compares its global adapter with that of this one, which leaves these `orders`."""
+    if settings is None:
+        return False
+    reorders = settings.aligns_on_server and (bool(orders) or settings.reference != FEDAVG)
+    return reorders or settings.follows_agreement
 
 
 def _reordered(own: SiteState, orders: Mapping[str, torch.Tensor]) -> SiteState:

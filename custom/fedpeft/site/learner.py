@@ -251,7 +251,7 @@ class Learner:
         state = SiteState(
             round=round,
             adapter=kept,
-            trained={} if equal(measured, kept) and not (orders and personal.kept) else measured,
+            trained={} if equal(measured, kept) and not (orders and personal.exchanged) else measured,
             beside=beside.state,
             private=self.trainable.private_state(),
             head={key: value.detach().cpu() for key, value in self.head.state_dict().items()},
@@ -264,7 +264,7 @@ class Learner:
             agreement=agreed,
             facts=self.facts,
             record=self.record.model_record(rounds, thresholds=thresholds, share=beside.share),
-            received=(received or self.values.first_in_common) if orders or compares_received(self.pia) else {},
+            received=(received or self.values.first_in_common) if compares_received(self.pia, orders) else {},
             started=started if compares else {},
             orders=orders,
         )
