@@ -265,12 +265,12 @@ def test_a_relay_without_certificates_or_a_place_is_refused(changed, connects, m
 
 
 @pytest.mark.parametrize("relays", [[], [RELAY]])
-def test_no_more_jobs_run_at_a_time_than_a_relay_keeps_sums_of(relays):
+def test_with_relays_few_jobs_run_at_a_time(relays):
     described = yaml.safe_load(PROJECT.read_text())
     described["participants"] += relays
     project = prepare_project(described)
     PolicyBuilder(storage="/srv", max_jobs=8).initialize(project, None)
-    refused = pytest.raises(FedpeftError, match="max_jobs is 9, and a relay keeps the sums of 8 jobs: lower it, or")
+    refused = pytest.raises(FedpeftError, match="max_jobs is 9, and with relays at most 8 jobs run at a time: lower")
     with refused if relays else nullcontext():
         PolicyBuilder(storage="/srv", max_jobs=9).initialize(project, None)
 

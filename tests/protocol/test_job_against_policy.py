@@ -15,10 +15,11 @@ from PIL import Image
 from fedpeft.alignment.settings import PIASettings, RobustSettings
 from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings, default_source
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError, UnreadableImage
 from fedpeft.core.settings import MAX_BY, MIN_BY
 from fedpeft.data import DataError, DataSettings
 from fedpeft.data.answer_space import UNLISTED
+from fedpeft.data.readable import skip_images
 from fedpeft.job.settings import SiteJob
 from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
@@ -660,7 +661,12 @@ def test_a_jobs_backbone_leaves_out_no_image_of_a_site_with_a_policy(scans, monk
         "fedpeft.data.readable.fitting", lambda data, backbone, share, **_: allowed.append(share) or data
     )
     assert loaded(scans, unreadable=0.2)
-    assert allowed == [0.0]
+    assert allowed == [None]
+    bad = {"a": UnreadableImage.of("a", "does not fit", "crop it")}
+    said = r"and no job may leave one out .* Or exclude these images in the site policy\."
+    with pytest.raises(DataError, match=said) as refused:
+        skip_images(loaded(scans), bad, of=100, share=None)
+    assert "unreadable" not in str(refused.value)
 
 
 def test_a_job_cannot_leave_one_image_and_train_on_it(scans, tmp_path, monkeypatch):

@@ -71,25 +71,28 @@ def readable(data: SiteData, share: float) -> SiteData:
     return skip_images(data, problems, of=len(images), share=share)
 
 
-def skip_images(data: SiteData, problems: Mapping[str, UnreadableImage], *, of: int, share: float) -> SiteData:
-    """Return a site's data without bad images; refuse the data if these are more than a share."""
+def skip_images(data: SiteData, problems: Mapping[str, UnreadableImage], *, of: int, share: float | None) -> SiteData:
+    """Return a site's data without bad images; refuse the data if these are more than a share, None: any."""
     if not problems:
         return data
-    if len(problems) > share * of:
+    if len(problems) > (share or 0.0) * of:
         raise refusal(data.site, problems.values(), of=of, share=share)
     note = f"{len(problems):,} of {of:,} images cannot be read: {list_problems(problems.values())}."
     return data.without(problems, LEFT_OUT, note)
 
 
-def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: float = 0.0) -> DataError:
+def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: float | None = 0.0) -> DataError:
     """Return the error for data with too many images that cannot be read."""
     problems = tuple(problems)
     allowed = f"more than unreadable={share:g} allows" if share else "and unreadable=0 allows none"
     remedies = "; ".join(dict.fromkeys(problem.remedy for problem in problems))
+    others = "exclude these images, or set unreadable to the share that may be skipped"
+    others += "; a hospital sets it in its site policy"
+    if share is None:
+        allowed, others = "and no job may leave one out", "exclude these images in the site policy"
     return DataError(
         f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({list_problems(problems)}). "
-        f"What helps: {remedies}. Or exclude these images, or set unreadable to the share that may be skipped; "
-        f"a hospital sets it in its site policy."
+        f"What helps: {remedies}. Or {others}."
     )
 
 
@@ -108,8 +111,8 @@ def _problem(image: Any, look: Callable[[Any], object]) -> UnreadableImage | Non
     return None
 
 
-def fitting(data: SiteData, settings: BackboneSettings, share: float, *, download: bool = True) -> SiteData:
-    """Return a site's data without the images that its backbone cannot take."""
+def fitting(data: SiteData, settings: BackboneSettings, share: float | None, *, download: bool = True) -> SiteData:
+    """Return a site's data without the images that its backbone cannot take; for the share see `skip_images`."""
     images = images_of(data)
     if not images or BACKBONES.get(settings.name).any_size:
         return data

@@ -82,8 +82,8 @@ class PolicyBuilder(Builder):
         """Require certificates on both sides of every connection with a relay, before FLARE writes its files."""
         if project.get_relays() and self._max_jobs > relay_module.MAX_JOBS:
             raise FedpeftError(
-                f"max_jobs is {self._max_jobs}, and a relay keeps the sums of {relay_module.MAX_JOBS} jobs: lower it, "
-                f"or leave the relays out."
+                f"max_jobs is {self._max_jobs}, and with relays at most {relay_module.MAX_JOBS} jobs run at a time: "
+                f"lower it, or leave the relays out."
             )
         secure_relays(project)
 

@@ -158,9 +158,10 @@ def read_split(split: str, kept: KeptModel) -> Wanted:
 
 
 def own_data(kept: KeptModel) -> SiteData:
-    """Return the site's own data, as the job chose them."""
+    """Return the site's own data, as the job chose them; nothing leaves, and no server moves the model any more."""
     job = SiteJob.from_sections(kept.record.sections, site=kept.record.site, policy=kept.policy)
-    return load_data(kept.policy, admitted(kept.policy, job) if kept.policy else job)
+    job = replace(job, training=replace(job.training, scaffold=False))
+    return load_data(kept.policy, admitted(kept.policy, job) if kept.policy else job, trains=False)
 
 
 def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:

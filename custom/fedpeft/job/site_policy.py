@@ -120,7 +120,8 @@ class SitePolicy:
             list.
         site: the name under which the data sets know this site; empty: its name in the consortium.
         exclude: ids of images that take part in nothing.
-        unreadable: as in the section `data`: share of the images that may be unreadable and are then skipped.
+        unreadable: as in the section `data`: share of the images that may be unreadable and are then skipped. An image
+            that can be read and does not fit a job's backbone is refused: exclude it.
         splits: what a job may choose as `data.split`; each is one fixed way to cut the data.
         validation_fraction: share of the images that become the validation split, where the data have none.
         test_fraction: share of the images that become the test split, where the data have none.

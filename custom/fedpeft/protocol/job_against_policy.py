@@ -246,8 +246,11 @@ def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> 
         )
 
 
-def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
-    """Load a site's data, without excluded images and answers that the head lacks, and check that they are enough."""
+def load_data(policy: SitePolicy | None, job: SiteJob, *, trains: bool = True) -> SiteData:
+    """Load a site's data, without excluded images and answers that the head lacks, and check that they are enough.
+
+    At a site with a policy no job that `trains` leaves out an image by its choice of a backbone.
+    """
     from fedpeft.data.readable import fitting  # imports Pillow, which a site's FLARE process does not need
 
     without = policy.exclude if policy else ()
@@ -255,8 +258,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     loaded = centralized(job.site, parts) if job.pooled else parts[0]
     for answers in (policy.answers.get(job.data.dataset) if policy else None, job.answers):
         loaded = keep_listed_answers(loaded, answers) if answers else loaded
-    # at a site with a policy no job leaves out an image by its choice of a backbone
-    unreadable = 0.0 if policy else job.data.unreadable
+    unreadable = None if policy and trains else job.data.unreadable
     loaded = fitting(loaded, job.backbone, unreadable, download=policy is None or policy.download)
     if policy is None:
         return loaded

@@ -200,7 +200,7 @@ def _rounds(progress: Progress) -> str:
 ALIKE = "These runs have the same method, settings and seed, or other data: there is nothing to compare."
 CANNOT = "These runs cannot be compared: `fedpeft compare` on their folders says why."
 LEFT_OUT = "<p>Left out for other sites or data: {}.</p>"
-OLDER = "<p>Left out as older: {}.</p>"
+OLDER = "Left out as older: {}."
 MAX_RUNS = 24
 log = logging.getLogger(__name__)
 
@@ -242,6 +242,7 @@ class Comparisons:
 
     def page(self, group: Group) -> str:
         """Return the page that compares the runs of a group; the newest represents runs that are alike."""
+        older = OLDER.format(counted(group.older, "run")) * bool(group.older)
         try:
             if self._drawn is None or self._drawn[0] != group.stamps:
                 histories, others = _different(group)
@@ -250,10 +251,10 @@ class Comparisons:
                 self._drawn = group.stamps, table, picture(outcomes), outcomes, others
         except FedpeftError as error:
             log.warning("%s", error)
-            return message(ALIKE if str(error) == ALIKE else CANNOT)
+            return message(f"{ALIKE if str(error) == ALIKE else CANNOT} {older}".strip())
         _, table, drawn, outcomes, others = self._drawn
         left_out = LEFT_OUT.format(counted(others, "run")) * bool(others)
-        left_out += OLDER.format(counted(group.older, "run")) * bool(group.older)
+        left_out += f"<p>{older}</p>" * bool(older)
         return comparison_page(table, drawn, outcomes, top=BACK + left_out)
 
 
