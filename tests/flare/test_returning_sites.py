@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode, RunProcessKey
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode, RunProcessKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
+from nvflare.app_common.job_schedulers.job_scheduler import DefaultJobScheduler
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import ERROR_MSG_PREFIX
 
@@ -43,9 +44,13 @@ class Engine:
         )
         self.run_processes = {JOB: {RunProcessKey.PARTICIPANTS: {c.token: c for c in self.clients.values()}}}
         self.answer, self.enough, self.started, self.calls, self.commands = answer, enough, started, [], {}
+        self.scheduler = DefaultJobScheduler()
 
     def get_client_from_name(self, name):
         return self.clients.get(name)
+
+    def get_component(self, name):
+        return {SystemComponents.JOB_SCHEDULER: self.scheduler}.get(name)
 
     def send_app_command(self, job, topic, data, timeout):
         self.calls.append((topic, job, data["site"]))
@@ -185,6 +190,12 @@ def test_a_site_that_returns_after_the_last_round_does_not_spoil_the_job():
 def test_a_finished_job_waits_half_a_minute():
     watching(engine := Engine())
     assert engine.job_runner.client_outcome_wait_timeout == 30
+
+
+def test_a_kit_without_the_interval_gets_one_that_can_be_doubled_as_often_as_a_job_is_tried():
+    watching(engine := Engine())
+    assert type(engine.scheduler.min_schedule_interval) is int
+    assert engine.scheduler.min_schedule_interval == 10
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 import dataclasses
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from harness import introduction
 
 from fedpeft.answering.training_settings import TrainingSettings
-from fedpeft.core.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import MAX_BYTES
 from fedpeft.core.metrics import ACCURACY, MACRO_F1
 from fedpeft.core.settings import MAX_ROUNDS
@@ -18,6 +19,7 @@ from fedpeft.report.history_reader import parse, verify
 from fedpeft.report.status import figures, read_progress
 from fedpeft.report.wording import alignment_of
 from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.server import run_recorder
 from fedpeft.server.planner import Assignment
 from fedpeft.server.run_recorder import RunRecorder
 
@@ -47,6 +49,24 @@ def test_the_manifest_names_site_and_round_of_every_fault(tmp_path, accepted, re
     assert {fault["round"] for fault in faults} <= {2}
     sites = json.loads((tmp_path / "history.json").read_text())["rounds"][1]["sites"]
     assert {site: entry["attempts"] for site, entry in sites.items()} == {s: r.attempts for s, r in accepted.items()}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_failed_job_has_its_manifest_before_its_tracker_ends_and_the_tracker_always_ends(tmp_path, monkeypatch, full):
+    record = RunRecorder(tmp_path, job="test")
+    file, closed = tmp_path / "manifest.json", []
+
+    def close(completed):
+        closed.append((completed, file.exists()))
+        (tmp_path / "of the tracker").touch()
+
+    record.tracking = SimpleNamespace(close=close)
+    if full:
+        monkeypatch.setattr(run_recorder, "write_json", Mock(side_effect=LocalError("the disk is full")))
+    record.fail("enough")
+    assert closed == [(False, not full)]
+    if not full:
+        assert "of the tracker" in json.loads(file.read_text())["files"]
 
 
 def test_the_manifest_of_a_resumed_job_has_faults_and_seconds_of_the_rounds_before(tmp_path):

@@ -24,10 +24,10 @@ from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.neurons import GLOBAL, Neurons, Tensors, check_alike, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Figures, align_adapter, reordered, report_of
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.transport import compare, plain
+from fedpeft.alignment.transport import compare
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place
-from fedpeft.core.states import State, copied
+from fedpeft.core.states import State, copied, plain
 
 HALF = 0.5  # the paper's share of each
 Activations = Mapping[str, Tensor]

@@ -35,8 +35,8 @@ from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.neurons import Neurons, Tensors
 from fedpeft.alignment.permutation import Aligned, reordered
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.transport import plain
 from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import plain
 
 ROUNDING = 1e-6  # of the sites' mean squared length: what float32 leaves uncertain in that of their mean
 AS_THEY_STAND = -1  # the start at the mean

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpeft.alignment.transport import plain
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import SHARED, group_by_place
 from fedpeft.core.seeds import derive
-from fedpeft.core.states import State, computable
+from fedpeft.core.states import State, computable, plain
 
 FACTORS = ("A", "B")
 RANK_AXIS = {"A": 0, "B": 1}

@@ -29,11 +29,11 @@ from fedpeft.alignment.common_order import align_jointly
 from fedpeft.alignment.neurons import KINDS, Bottleneck, Neurons, Tensors, check_round, check_tensors, neurons_of
 from fedpeft.alignment.permutation import Aligned, Figures, align_adapter, report_of
 from fedpeft.alignment.settings import FEDAVG, LARGEST, PIASettings, RobustSettings
-from fedpeft.alignment.transport import compare_each, plain
+from fedpeft.alignment.transport import compare_each
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place
 from fedpeft.core.settings import suggestion
-from fedpeft.core.states import State, Store, common_dtype, computable, in_memory
+from fedpeft.core.states import State, Store, common_dtype, computable, in_memory, plain
 
 TIE_BREAK = 1e-6
 NOT_ROBUST = RobustSettings(max_share=1.0)

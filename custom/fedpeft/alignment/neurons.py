@@ -17,11 +17,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedpeft.alignment.transport import plain
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import group_by_place, is_key
 from fedpeft.core.registry import Registry
-from fedpeft.core.states import State, computable
+from fedpeft.core.states import State, computable, plain
 
 Tensors = Mapping[str, Tensor]
 

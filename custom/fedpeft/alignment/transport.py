@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor
 from fedpeft.alignment.settings import CHOICES
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import one_of
+from fedpeft.core.states import plain
 
 EXACT_ITERATIONS = 10_000_000
 SINKHORN_ITERATIONS = 1_000
@@ -30,21 +29,6 @@ MAX_PARTS = 2048  # of equal mass, which an assignment matches in seconds
 TINY = 1e-200  # squared lengths below lose digits
 UNDERFLOW = 1e-30  # above the error of float32 squares that underflow
 TOGETHER = 2**17  # numbers of several clients' supports in one matrix product: 1 MiB, which stays in the cache
-
-
-Args = ParamSpec("Args")
-Result = TypeVar("Result")
-
-
-def plain(function: Callable[Args, Result]) -> Callable[Args, Result]:
-    """Let a function compute without gradients, and in the precision of its inputs also within `torch.autocast`."""
-
-    @functools.wraps(function)
-    def computed(*args: Args.args, **kwargs: Args.kwargs) -> Result:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            return function(*args, **kwargs)
-
-    return computed
 
 
 @dataclass(frozen=True, kw_only=True)

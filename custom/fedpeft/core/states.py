@@ -7,12 +7,13 @@ view of its file: the operating system loads its pages when they are needed, and
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +24,19 @@ from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import unwritable
 
 State = dict[str, Tensor]
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def plain(function: Callable[Args, Result]) -> Callable[Args, Result]:
+    """Let a function compute without gradients, and in the precision of its inputs also within `torch.autocast`."""
+
+    @functools.wraps(function)
+    def computed(*args: Args.args, **kwargs: Args.kwargs) -> Result:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return function(*args, **kwargs)
+
+    return computed
 
 
 def computable(tensor: Tensor) -> Tensor:

@@ -138,6 +138,8 @@ class SiteExecutor(Executor):
         # if another component called this one, the reply would bypass the site's filters
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
+        if abort_signal.triggered:
+            return make_reply(ReturnCode.TASK_ABORTED)
         self._order = None
         model = model_of(shareable)
         place = _place(fl_ctx)

@@ -55,7 +55,7 @@ class PolicyBuilder(Builder):
     Args:
         storage: absolute path of the server's folder for jobs and their results; FLARE's default is shared by
             all servers of a machine and lost at a restart.
-        max_jobs: jobs that run at the same time; with relays no more than a relay keeps sums of.
+        max_jobs: jobs that run at the same time; with relays at most eight.
         privacy: every site's `PrivacySettings`; None: replies are checked, but neither clipped nor noised.
         site_policy: values of `SitePolicy` that replace its defaults in the file of every site.
         site_policies: by site, values that replace those.

@@ -310,8 +310,8 @@ class SumDesk:
         with self._lock:
             if job not in self._sums:
                 raise FedpeftError(
-                    f"no sum of this job is ordered at this relay, which keeps those of {MAX_SUMS} jobs: let fewer run "
-                    f"at a time."
+                    "no sum of this job is ordered at this relay: it was restarted, or the round is over. The next "
+                    "round orders another."
                 )
             self._sums[job] = self._sums.pop(job)
             return self._sums[job]

@@ -9,12 +9,13 @@ server tells the job's process which of its sites are away, and which have retur
 
 from __future__ import annotations
 
+import math
 import threading
 
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode, RunProcessKey
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode, RunProcessKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.job_scheduler_spec import DispatchInfo
@@ -83,6 +84,9 @@ class ReturningSites(FLComponent):
         engine = fl_ctx.get_engine()
         if event_type == EventType.SYSTEM_START:
             engine.job_runner.client_outcome_wait_timeout = self._patience
+            scheduler = engine.get_component(SystemComponents.JOB_SCHEDULER)
+            if interval := getattr(scheduler, "min_schedule_interval", 0):  # in kits from before it was set there
+                scheduler.min_schedule_interval = math.ceil(interval)  # FLARE doubles it beyond what a float holds
         elif event_type == EventType.JOB_STARTED:
             job = get_event_job_id(fl_ctx)
             participants = engine.run_processes.get(job, {}).get(RunProcessKey.PARTICIPANTS, {})

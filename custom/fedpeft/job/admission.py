@@ -107,7 +107,7 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
     if "server" not in participants:
         raise wrong(file, "deploy_map", participants, "the server and each site once, by name")
     if not is_name(meta["name"]):
-        raise wrong(file, "name", meta["name"], "a short text without line breaks")
+        raise wrong(file, "name", meta["name"], f"1 to {MAX_NAME} printable characters")
     if not is_whole(meta["min_clients"]) or not 1 <= meta["min_clients"] < len(participants):
         raise wrong(file, "min_clients", meta["min_clients"], f"a number from 1 to {len(participants) - 1}")
     resources = meta.get("resource_spec", {})
@@ -314,7 +314,8 @@ def _check_component(entry: Any, where: str, classes: Sequence[str], names: Sequ
             _refuse_classes(value, f"{where}: {name}")
         elif not is_name(value):
             raise AdmissionError(
-                f"{where}: {name} is {short(value)}: make it a short text without line breaks.", reason="shape"
+                f"{where}: {name} is {short(value)}: write 1 to {MAX_NAME} characters that can be printed.",
+                reason="shape",
             )
 
 

@@ -250,17 +250,21 @@ class RunRecorder:
         return "; ".join(filter(None, parts))
 
     def fail(self, reason: str) -> None:
-        """Write the manifest of a job that failed; finished rounds are kept.
+        """Write the manifest of a job that failed, before and after the tracker's end; finished rounds are kept.
 
-        An error while writing it, such as a full disk, is only logged, so that it does not hide the reason.
+        The tracker may wait for its service longer than FLARE waits for the end of an aborted job.
         """
         tracking, self.tracking = self.tracking, None
+        self._write_failure(reason)
+        if tracking:
+            tracking.close(completed=False)
+            self._write_failure(reason)
+
+    def _write_failure(self, reason: str) -> None:
+        """Write the manifest; an error, such as a full disk, is only logged, so that it does not hide the reason."""
         try:
             self._write_manifest("failed", reason=reason)
-            if tracking:  # last: it may wait for its service longer than FLARE waits for the end of an aborted job
-                tracking.close(completed=False)
-                self._write_manifest("failed", reason=reason)
-        except LocalError as error:
+        except (LocalError, OSError) as error:  # a tracker may remove a file of its own meanwhile
             logging.getLogger(__name__).error("%s", error)
 
     def complete(self) -> list[str]:
