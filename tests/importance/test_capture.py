@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What may and what may not be captured: shapes, dependence between samples, NaN."""
 
+import contextlib
+
 import pytest
 import torch
 from nets import jacobian, kernel_eigenvalues, layers_of, loss, model_fn, net, tokens
@@ -109,6 +111,19 @@ def test_a_model_is_checked_once_for_what_it_does(monkeypatch):
     scored(tokens(), dim=1)
     with pytest.raises(FedpeftError, match="depends on other rows"):
         scored(tokens(), dim=0)
+
+
+def test_a_single_sample_does_not_vouch_for_several():
+    model = Mixing(mix=False)
+
+    def scored(samples):
+        centered = lambda y, b: loss(y - y.mean(0, keepdim=True), b)  # noqa: E731
+        score(model_fn(model), linear_layers(model), [tokens(samples=samples)], centered, model=model)
+
+    with contextlib.suppress(FedpeftError):  # of one sample the loss is constant
+        scored(1)
+    with pytest.raises(FedpeftError, match="depends on other rows"):
+        scored(3)
 
 
 def test_batch_statistics_are_refused():

@@ -17,7 +17,7 @@ from fedpeft.core.states import digest
 from fedpeft.federate import federate
 from fedpeft.importance import MemorySettings, layer_memory
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.site import computing, site_state
+from fedpeft.site import computing, scoring, site_state
 from fedpeft.site.learner import Learner
 from fedpeft.site.scoring import _group_by_layer, _losses
 
@@ -221,6 +221,25 @@ def test_a_budget_of_nothing_is_refused_where_no_head_trains(sections, tmp_path,
     with pytest.raises(FedpeftError, match=sentence) as refused:
         learner.layer_budget()
     assert refused.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensors"),
+    [
+        ((), 2),
+        (("training.optimizer=sgd",), 0),
+        (("training.scaffold=true", "training.optimizer=sgd"), 2),
+        (("training.proximal_mu=0.1",), 3),
+        (("training.personalization=ditto",), 5),
+    ],
+    ids=str,
+)
+def test_a_measured_budget_counts_what_is_held_beside_the_model(sections, tmp_path, monkeypatch, changes, tensors):
+    asked = []
+    monkeypatch.setattr(scoring, "layer_budget", lambda *_, settings, **how: asked.append(settings) or 1)
+    chosen = sections("schedule.solver=exact", "schedule.budget=0", "method.aggregation=fedavg", *changes)
+    Learner.from_sections(chosen, site="slake", folder=tmp_path).layer_budget()
+    assert [settings.optimizer_tensors for settings in asked] == [tensors]
 
 
 def test_drawn_budgets_lie_in_their_range(sections, tmp_path):

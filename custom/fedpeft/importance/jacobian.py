@@ -68,7 +68,8 @@ def jacobian_rows(
         known = set() if model is None else _INDEPENDENT.setdefault(model, set())
         if (operations := hash((*nodes, *tape.operations))) not in known:
             tape.check_independence(values[0].sum())
-            known.add(operations)
+            if len(values) > 1:  # of a single sample it sees nothing
+                known.add(operations)
     columns = values.shape[1]
     for column in range(columns):
         sums = _Sums(tape.uses if tape else (), uncaptured, lambda p, rows, k=column: receive(p, k, rows))

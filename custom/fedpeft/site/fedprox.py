@@ -37,7 +37,8 @@ def held_near(
     if not mu:
         yield
         return
-    pairs = [(parameters[key], tensor.to(parameters[key])) for key, tensor in near.items() if key in parameters]
+    trained = {key: parameter for key, parameter in parameters.items() if parameter.requires_grad}
+    pairs = [(trained[key], tensor.to(trained[key])) for key, tensor in near.items() if key in trained]
 
     def pull(*_: Any) -> None:
         for parameter, tensor in pairs:

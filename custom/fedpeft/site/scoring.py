@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedpeft.answering.answering import Answering, Batch
-from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.answering.training_settings import PERSONALIZATIONS, TrainingSettings
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import belongs, layer_of, layers_of
 from fedpeft.core.seeds import draws_restored
@@ -114,9 +114,10 @@ def measure_budget(
     """
     losses = _losses(answering)
     kept = training.features_mib + training.kept_images_mib
-    memory = MemorySettings(
-        margin=schedule.memory_margin, optimizer_tensors=KEPT_TENSORS[training.optimizer], reserved_mib=kept
-    )
+    models = PERSONALIZATIONS[training.personalization].models  # the site's own ones, each with an optimizer
+    tensors = KEPT_TENSORS[training.optimizer] * (1 + models) + 2 * training.scaffold
+    tensors += bool(training.proximal_mu or (models and training.ditto_lambda))  # the global adapter
+    memory = MemorySettings(margin=schedule.memory_margin, optimizer_tensors=tensors, reserved_mib=kept)
     return layer_budget(
         lambda rows: answering(rows.inputs),
         _group_by_layer(parameters),
